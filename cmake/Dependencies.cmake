@@ -1,0 +1,11 @@
+# Debian 12 packages; docs/architecture.md gives the reason for each.
+find_package(nlohmann_json 3.11 REQUIRED)
+find_package(fmt 9 REQUIRED)
+find_package(spdlog 1.10 REQUIRED)
+find_package(CLI11 2.1 REQUIRED)
+if(SWITCHYARD_BUILD_TESTS)
+  find_package(GTest 1.12 REQUIRED)
+endif()
+if(SWITCHYARD_BUILD_BENCH)
+  find_package(benchmark 1.7)
+endif()

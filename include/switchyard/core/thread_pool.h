@@ -1,0 +1,66 @@
+// A fork-join thread pool over Highway's, with exceptions carried to the caller.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <type_traits>
+
+namespace switchyard {
+
+// Non-owning reference to a callable (task, worker); lives as long as the call that takes it.
+class TaskRef {
+ public:
+  template <typename F>
+    requires std::is_invocable_v<const F&, size_t, size_t>
+  TaskRef(const F& body)  // NOLINT(google-explicit-constructor): call sites pass a lambda
+      : body_(&body), call_([](const void* f, size_t task, size_t worker) {
+          (*static_cast<const F*>(f))(task, worker);
+        }) {}
+
+  void operator()(size_t task, size_t worker) const { call_(body_, task, worker); }
+
+ private:
+  const void* body_;
+  void (*call_)(const void*, size_t, size_t);
+};
+
+// Threads that wait for parallel loops. One Run at a time; a Run inside a Run is executed by the calling worker alone.
+// Which worker executes a task is not defined, so results must depend on the task only: that is what makes every
+// answer independent of the thread count.
+// The most workers of one pool.
+inline constexpr size_t kMaxThreads = 1024;
+
+class ThreadPool {
+ public:
+  // The calling thread is one of the `num_threads` workers.
+  // Errors: kInvalidArgument if num_threads is 0; kResourceExhausted if the system refuses threads.
+  explicit ThreadPool(size_t num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  size_t num_threads() const;
+
+  // Calls body(task, worker) once for each task in [0, num_tasks) and returns when all are done; worker < num_threads().
+  // Errors: rethrows the first exception of a task; the other tasks still run.
+  void Run(size_t num_tasks, TaskRef body);
+
+  // Between construction and destruction workers spin for the next Run instead of sleeping: 0.5 us instead of
+  // 5-25 us per Run. Has no effect when there are more threads than CPUs, where spinning would starve the workers.
+  class SpinScope {
+   public:
+    explicit SpinScope(ThreadPool& pool);
+    ~SpinScope();
+    SpinScope(const SpinScope&) = delete;
+    SpinScope& operator=(const SpinScope&) = delete;
+
+   private:
+    ThreadPool& pool_;
+  };
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace switchyard

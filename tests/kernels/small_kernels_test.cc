@@ -1,0 +1,168 @@
+// Norms, rotations, activations, conversions and row operations against their scalar forms, on every instruction set.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/activations/activations.h"
+#include "kernels/convert/convert.h"
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/norm/rms_norm.h"
+#include "kernels/rope/rope.h"
+#include "switchyard/core/error.h"
+#include "testing/guarded.h"
+#include "testing/random.h"
+#include "testing/targets.h"
+
+namespace switchyard::kernels {
+namespace {
+
+using testing::GuardedBuffer;
+
+const std::vector<size_t> kSizes = {0, 1, 3, 7, 8, 15, 16, 17, 31, 64, 65, 100, 127, 128, 256, 1000, 2048};
+
+TEST(RmsNorm, MatchesTheReference) {
+  testing::ForEachTarget([] {
+    auto random = testing::MakeRandom(21);
+    for (size_t n : kSizes) {
+      if (n == 0) continue;
+      for (float scale : {1e-4f, 1.0f, 1e4f}) {
+        GuardedBuffer<float> x(testing::RandomFloats(random, n, scale));
+        GuardedBuffer<float> weight(testing::RandomFloats(random, n));
+        GuardedBuffer<float> out(n);
+        std::vector<float> expected(n);
+        RmsNorm(x.data(), weight.data(), n, 1e-6f, out.data());
+        RmsNormReference(x.data(), weight.data(), n, 1e-6f, expected.data());
+        for (size_t i = 0; i < n; ++i) ASSERT_NEAR(out[i], expected[i], 3e-6 * (1 + std::abs(expected[i]))) << n;
+        RmsNorm(x.data(), weight.data(), n, 1e-6f, x.data());
+        EXPECT_EQ(std::memcmp(x.data(), out.data(), n * sizeof(float)), 0) << "in place";
+      }
+    }
+  });
+}
+
+TEST(Rope, RotatesPairs) {
+  testing::ForEachTarget([] {
+    auto random = testing::MakeRandom(22);
+    for (size_t half : {1u, 4u, 8u, 12u, 16u, 32u, 50u, 64u}) {
+      const std::vector<float> before = testing::RandomFloats(random, 2 * half);
+      std::vector<float> cos(half);
+      std::vector<float> sin(half);
+      for (size_t i = 0; i < half; ++i) {
+        cos[i] = std::cos(static_cast<float>(i));
+        sin[i] = std::sin(static_cast<float>(i));
+      }
+      GuardedBuffer<float> x(before);
+      RotateHalves(x.data(), cos.data(), sin.data(), half);
+      for (size_t i = 0; i < half; ++i) {
+        ASSERT_NEAR(x[i], before[i] * cos[i] - before[half + i] * sin[i], 1e-6);
+        ASSERT_NEAR(x[half + i], before[half + i] * cos[i] + before[i] * sin[i], 1e-6);
+      }
+    }
+  });
+}
+
+TEST(Activations, EveryOneMatchesItsScalarForm) {
+  testing::ForEachTarget([] {
+    auto random = testing::MakeRandom(23);
+    for (const Activation& activation : AllActivations()) {
+      SCOPED_TRACE(activation.name);
+      for (size_t n : kSizes) {
+        GuardedBuffer<float> gate(testing::RandomFloats(random, n, 4.0f));
+        GuardedBuffer<float> up(testing::RandomFloats(random, n));
+        GuardedBuffer<float> out(n);
+        GuardedBuffer<BF16> narrow(n);
+        activation.to_f32(gate.data(), up.data(), n, out.data());
+        activation.to_bf16(gate.data(), up.data(), n, narrow.data());
+        for (size_t i = 0; i < n; ++i) {
+          const double expected = activation.scalar(gate[i], up[i]);
+          ASSERT_NEAR(out[i], expected, 2e-6 * (std::abs(expected) + 1e-3)) << gate[i] << " " << up[i];
+          ASSERT_EQ(narrow[i].bits, ToBF16(out[i]).bits) << out[i];
+        }
+      }
+      // Far ends: no NaN where the limit is finite.
+      const float ends[] = {-1e4f, -100.0f, -88.0f, 0.0f, 88.0f, 100.0f, 1e4f};
+      const float ones[] = {1, 1, 1, 1, 1, 1, 1};
+      float out[7];
+      activation.to_f32(ends, ones, 7, out);
+      for (size_t i = 0; i < 7; ++i) EXPECT_NEAR(out[i], activation.scalar(ends[i], 1.0), 1e-5 * (1 + std::abs(ends[i])));
+    }
+  });
+}
+
+TEST(Activations, AnUnknownNameIsRefusedWithTheKnownOnes) {
+  try {
+    FindActivation("sillu");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kNotFound);
+    EXPECT_NE(e.message().find("did you mean \"silu\""), std::string::npos) << e.message();
+  }
+}
+
+TEST(Convert, EveryBitPatternOf16BitFloatsWidensExactly) {
+  testing::ForEachTarget([] {
+    std::vector<F16> halves(65536);
+    std::vector<BF16> brains(65536);
+    for (size_t i = 0; i < 65536; ++i) {
+      halves[i].bits = static_cast<uint16_t>(i);
+      brains[i].bits = static_cast<uint16_t>(i);
+    }
+    std::vector<float> wide_f16(65536);
+    std::vector<float> wide_bf16(65536);
+    ConvertToF32(halves.data(), DType::kF16, 65536, wide_f16.data());
+    ConvertToF32(brains.data(), DType::kBF16, 65536, wide_bf16.data());
+    for (size_t i = 0; i < 65536; ++i) {
+      const float f16 = ToFloat(halves[i]);
+      const float bf16 = ToFloat(brains[i]);
+      ASSERT_TRUE(std::isnan(f16) ? std::isnan(wide_f16[i]) : std::memcmp(&f16, &wide_f16[i], 4) == 0) << i;
+      ASSERT_TRUE(std::isnan(bf16) ? std::isnan(wide_bf16[i]) : std::memcmp(&bf16, &wide_bf16[i], 4) == 0) << i;
+    }
+  });
+}
+
+TEST(Convert, NarrowingRoundsToNearestEven) {
+  testing::ForEachTarget([] {
+    auto random = testing::MakeRandom(24);
+    std::vector<float> values = {0.0f, -0.0f, 1.0f, 1.00390625f, 1.01171875f, 65504.0f, 1e-8f, -3.5f, 0x1p-20f,
+                                 std::numeric_limits<float>::infinity()};
+    for (int i = 0; i < 5000; ++i) {
+      // Random bits with exponents that f16 can hold.
+      const uint32_t bits = (static_cast<uint32_t>(random()) & 0x807fffffu) | (static_cast<uint32_t>(113u + random() % 29u) << 23);
+      values.push_back(std::bit_cast<float>(bits));
+    }
+    std::vector<BF16> brains(values.size());
+    std::vector<F16> halves(values.size());
+    ConvertFromF32(values.data(), values.size(), DType::kBF16, brains.data());
+    ConvertFromF32(values.data(), values.size(), DType::kF16, halves.data());
+    for (size_t i = 0; i < values.size(); ++i) {
+      ASSERT_EQ(brains[i].bits, ToBF16(values[i]).bits) << values[i];
+      ASSERT_EQ(halves[i].bits, ToF16(values[i]).bits) << values[i];
+    }
+  });
+}
+
+TEST(Elementwise, AddScaleAndClamp) {
+  testing::ForEachTarget([] {
+    auto random = testing::MakeRandom(25);
+    for (size_t n : kSizes) {
+      GuardedBuffer<float> x(testing::RandomFloats(random, n));
+      const std::vector<float> before = testing::RandomFloats(random, n);
+      GuardedBuffer<float> sum(before);
+      AddTo(x.data(), n, sum.data());
+      GuardedBuffer<float> scaled(before);
+      ScaleAddTo(x.data(), 0.25f, n, scaled.data());
+      GuardedBuffer<float> clamped(before);
+      Clamp(clamped.data(), 0.5f, n);
+      for (size_t i = 0; i < n; ++i) {
+        ASSERT_EQ(sum[i], before[i] + x[i]);
+        ASSERT_NEAR(scaled[i], before[i] + 0.25f * x[i], 1e-6);
+        ASSERT_EQ(clamped[i], std::min(0.5f, std::max(-0.5f, before[i])));
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace switchyard::kernels
