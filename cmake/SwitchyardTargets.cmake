@@ -20,8 +20,8 @@ endfunction()
 
 # sy_table(<out-var> <table.def> <MACRO> <pattern> [<root>])
 #
-# Reads the lines MACRO(name, ...) of a .def table and returns the source files that they stand for: <pattern> with every
-# "@" replaced by the name, relative to <root> (default: this folder). A line whose file is missing stops the
+# Reads the lines MACRO(name[, second]) of a .def table and returns the source files that they stand for: <pattern> with
+# every "@" replaced by the name and every "%" by the second argument, relative to <root> (default: this folder). A line whose file is missing stops the
 # configuration and says which file it wants. This is what makes "one file, one line" true: the table is the only list.
 function(sy_table out table macro pattern)
   set(root "${CMAKE_CURRENT_SOURCE_DIR}/${ARGV4}")
@@ -29,8 +29,10 @@ function(sy_table out table macro pattern)
   file(STRINGS "${table}" lines REGEX "^${macro}\\(")
   set(files "")
   foreach(line IN LISTS lines)
-    string(REGEX REPLACE "^${macro}\\(([a-z0-9_]+).*" "\\1" name "${line}")
-    string(REPLACE "@" "${name}" file "${pattern}")
+    string(REGEX MATCH "^${macro}\\(([a-z0-9_]+)(, *([a-z0-9_]+))?" matched "${line}")
+    set(name "${CMAKE_MATCH_1}")
+    string(REPLACE "@" "${CMAKE_MATCH_1}" file "${pattern}")
+    string(REPLACE "%" "${CMAKE_MATCH_3}" file "${file}")
     if(NOT EXISTS "${root}/${file}")
       message(FATAL_ERROR "${table} lists ${macro}(${name}), but there is no ${root}/${file}")
     endif()

@@ -3,9 +3,14 @@
 #include <fmt/format.h>
 
 #include <atomic>
+#include <chrono>
 #include <exception>
-#include <hwy/contrib/thread_pool/thread_pool.h>
+#include <hwy/cache_control.h>
+#include <mutex>
 #include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/error.h"
@@ -17,15 +22,114 @@ namespace {
 thread_local bool t_inside_task = false;
 thread_local size_t t_worker = 0;
 
+// How long a thread that waits keeps its core before it sleeps. The serial pieces between two parallel loops of a decode step take less,
+// so a step sleeps nowhere; and a core that another process needs is lost for no longer than this.
+constexpr std::chrono::microseconds kSpinTime{50};
+
+// Spins for kSpinTime (or not at all) until done() holds; false if it still does not.
+template <typename Done>
+bool SpinUntil(bool may_spin, const Done& done) {
+  if (done()) return true;
+  if (!may_spin) return false;
+  const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+  do {
+    for (int i = 0; i < 16; ++i) {
+      hwy::Pause();
+      if (done()) return true;
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return false;
+}
+
 }  // namespace
 
+// One word holds the number of the loop and how many of its tasks nobody has taken:
+//
+//   tickets_ = [ loop number : 32 | tasks left : 32 ]
+//
+// Taking a task is one compare-and-swap, which fails if the loop has changed; so a worker that wakes late can neither take a
+// task of a finished loop nor hold up the next one, and the caller waits for tasks to end, never for threads to wake.
 struct ThreadPool::Impl {
-  explicit Impl(size_t num_threads)
-      : pool(num_threads), may_spin(num_threads > 1 && num_threads <= AvailableCpus()) {}
+  explicit Impl(size_t num_threads) : may_spin(num_threads <= AvailableCpus()) {
+    try {
+      for (size_t worker = 0; worker + 1 < num_threads; ++worker) threads.emplace_back([this, worker] { Work(worker); });
+    } catch (...) {
+      StopThreads();
+      throw;
+    }
+  }
 
-  hwy::ThreadPool pool;
-  bool may_spin;
-  int spin_depth = 0;
+  ~Impl() { StopThreads(); }
+
+  void StopThreads() {
+    stop.store(true);
+    loop.fetch_add(1);
+    loop.notify_all();
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  void Run(size_t num_tasks, const TaskRef& task_body) {
+    body = &task_body;
+    count = static_cast<uint32_t>(num_tasks);
+    finished.store(0, std::memory_order_relaxed);
+    const uint32_t number = loop.load(std::memory_order_relaxed) + 1;
+    tickets.store(uint64_t{number} << 32 | count, std::memory_order_release);
+    loop.store(number, std::memory_order_release);
+    loop.notify_all();  // no system call unless a worker sleeps
+    const size_t self = threads.size();
+    while (TakeTask(self)) {
+    }
+    const auto all_done = [this] { return finished.load(std::memory_order_acquire) == count; };
+    if (!SpinUntil(may_spin, all_done)) {
+      for (uint32_t seen; (seen = finished.load(std::memory_order_acquire)) != count;) finished.wait(seen);
+    }
+    if (error) std::rethrow_exception(std::exchange(error, nullptr));
+  }
+
+  void Work(size_t worker) {
+    uint32_t seen = 0;
+    while (true) {
+      if (!SpinUntil(may_spin, [&] { return loop.load(std::memory_order_acquire) != seen; })) loop.wait(seen);
+      seen = loop.load(std::memory_order_acquire);
+      if (stop.load()) return;
+      while (TakeTask(worker)) {
+      }
+    }
+  }
+
+  // Executes one task of the current loop; false if none is left.
+  bool TakeTask(size_t worker) {
+    uint64_t ticket = tickets.load(std::memory_order_acquire);
+    do {
+      if (static_cast<uint32_t>(ticket) == 0) return false;
+    } while (!tickets.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel));
+    // From here to the increment of `finished` the loop cannot end, so body and count are its own.
+    const uint32_t total = count;
+    const uint32_t task = total - static_cast<uint32_t>(ticket);
+    t_inside_task = true;
+    t_worker = worker;
+    try {
+      (*body)(task, worker);
+    } catch (...) {
+      const std::lock_guard lock(error_mutex);
+      if (!error) error = std::current_exception();
+    }
+    t_inside_task = false;
+    if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == total) finished.notify_one();
+    return true;
+  }
+
+  const bool may_spin;
+  std::vector<std::thread> threads;
+  alignas(64) std::atomic<uint64_t> tickets{0};
+  alignas(64) std::atomic<uint32_t> finished{0};
+  alignas(64) std::atomic<uint32_t> loop{0};
+  std::atomic<bool> stop{false};
+  // Of the current loop; written while no task runs.
+  const TaskRef* body = nullptr;
+  uint32_t count = 0;
+  std::mutex error_mutex;
+  std::exception_ptr error;
 };
 
 ThreadPool::ThreadPool(size_t num_threads) {
@@ -43,35 +147,15 @@ ThreadPool::ThreadPool(size_t num_threads) {
 
 ThreadPool::~ThreadPool() = default;
 
-size_t ThreadPool::num_threads() const { return impl_->pool.NumWorkers(); }
+size_t ThreadPool::num_threads() const { return impl_->threads.size() + 1; }
 
 void ThreadPool::Run(size_t num_tasks, TaskRef body) {
-  if (t_inside_task || num_tasks <= 1 || impl_->pool.NumWorkers() == 1) {
+  if (t_inside_task || num_tasks <= 1 || impl_->threads.empty()) {
     const size_t worker = t_inside_task ? t_worker : num_threads() - 1;
     for (size_t task = 0; task < num_tasks; ++task) body(task, worker);
     return;
   }
-  std::exception_ptr error;
-  std::atomic<bool> failed{false};
-  impl_->pool.Run(0, num_tasks, [&](uint64_t task, size_t worker) {
-    t_inside_task = true;
-    t_worker = worker;
-    try {
-      body(static_cast<size_t>(task), worker);
-    } catch (...) {
-      if (!failed.exchange(true)) error = std::current_exception();
-    }
-    t_inside_task = false;
-  });
-  if (failed.load()) std::rethrow_exception(error);
-}
-
-ThreadPool::SpinScope::SpinScope(ThreadPool& pool) : pool_(pool) {
-  if (pool.impl_->may_spin && pool.impl_->spin_depth++ == 0) pool.impl_->pool.SetWaitMode(hwy::PoolWaitMode::kSpin);
-}
-
-ThreadPool::SpinScope::~SpinScope() {
-  if (pool_.impl_->may_spin && --pool_.impl_->spin_depth == 0) pool_.impl_->pool.SetWaitMode(hwy::PoolWaitMode::kBlock);
+  impl_->Run(num_tasks, body);
 }
 
 }  // namespace switchyard

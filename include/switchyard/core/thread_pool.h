@@ -1,4 +1,4 @@
-// A fork-join thread pool over Highway's, with exceptions carried to the caller.
+// A fork-join thread pool.
 #pragma once
 
 #include <cstddef>
@@ -41,22 +41,11 @@ class ThreadPool {
 
   size_t num_threads() const;
 
-  // Calls body(task, worker) once for each task in [0, num_tasks) and returns when all are done; worker < num_threads().
-  // Errors: rethrows the first exception of a task; the other tasks still run.
+  // Calls body(task, worker) once for each task in [0, num_tasks), num_tasks < 2^32, and returns when all are done;
+  // worker < num_threads(). Workers spin for a moment after a loop, so that loops that follow each other start at once, then
+  // sleep; with more threads than CPUs they sleep at once. The caller waits for tasks, never for a thread to wake.
+  // Errors: rethrows the first exception of a task; whether the other tasks ran is then not defined.
   void Run(size_t num_tasks, TaskRef body);
-
-  // Between construction and destruction workers spin for the next Run instead of sleeping: 0.5 us instead of
-  // 5-25 us per Run. Has no effect when there are more threads than CPUs, where spinning would starve the workers.
-  class SpinScope {
-   public:
-    explicit SpinScope(ThreadPool& pool);
-    ~SpinScope();
-    SpinScope(const SpinScope&) = delete;
-    SpinScope& operator=(const SpinScope&) = delete;
-
-   private:
-    ThreadPool& pool_;
-  };
 
  private:
   struct Impl;

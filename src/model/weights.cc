@@ -1,0 +1,212 @@
+#include "model/weights.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "kernels/convert/convert.h"
+#include "switchyard/core/error.h"
+#include "switchyard/core/log.h"
+#include "switchyard/core/macros.h"
+
+namespace switchyard {
+namespace {
+
+// Names of one expert's tensors, as published checkpoints have them.
+struct ExpertNames {
+  std::string_view gate, up, down;
+};
+constexpr std::array kExpertNames = {ExpertNames{"gate_proj", "up_proj", "down_proj"}, ExpertNames{"w1", "w3", "w2"}};
+// Names of the MoE block inside a decoder layer.
+constexpr std::array<std::string_view, 2> kMoeBlockNames = {"mlp", "block_sparse_moe"};
+
+class Binder {
+ public:
+  Binder(const ModelConfig& config, TensorSource& source) : config_(config), source_(source) {}
+
+  TransformerWeights Bind() {
+    TransformerWeights weights;
+    weights.layers.resize(config_.layers.size());
+    weights.embedding = Matrix("model.embed_tokens.weight", config_.vocab_size, config_.hidden_size);
+    BindHead(weights);
+    Vector("model.norm.weight", config_.hidden_size, weights.final_norm);
+    for (size_t i = 0; i < config_.layers.size(); ++i) BindLayer(i, weights.layers[i]);
+    source_.Finish();
+    for (const auto& [view, values] : vectors_) {
+      values->resize(view.NumElements());
+      kernels::ConvertToF32(view.data, view.dtype, values->size(), values->data());
+    }
+    return weights;
+  }
+
+ private:
+  WeightMatrix Matrix(const std::string& name, size_t rows, size_t cols) {
+    const TensorView view = source_.Take(name, {rows, cols});
+    return {view.data, view.dtype, rows, cols, cols};
+  }
+
+  // `values` is filled when all tensors are known to be there; its address must stay.
+  void Vector(const std::string& name, size_t size, std::vector<float>& values) {
+    vectors_.emplace_back(source_.Take(name, {size}), &values);
+  }
+
+  void BindHead(TransformerWeights& weights) {
+    const std::string name = "lm_head.weight";
+    if (!config_.tie_word_embeddings) {
+      weights.head = Matrix(name, config_.vocab_size, config_.hidden_size);
+      return;
+    }
+    // The config decides, as in transformers: a tied model uses its embedding, whatever else lies in the file.
+    weights.head = weights.embedding;
+    if (source_.Has(name)) {
+      source_.Ignore(name, "tie_word_embeddings is true");
+      Log(LogLevel::kWarning, "the checkpoint has lm_head.weight although tie_word_embeddings is true; the embedding is used");
+    }
+  }
+
+  void BindLayer(size_t index, LayerWeights& layer) {
+    const std::string prefix = fmt::format("model.layers.{}.", index);
+    Vector(prefix + "input_layernorm.weight", config_.hidden_size, layer.input_norm);
+    Vector(prefix + "post_attention_layernorm.weight", config_.hidden_size, layer.post_attention_norm);
+    BindAttention(prefix + "self_attn.", layer.attention);
+    source_.Ignore(prefix + "self_attn.rotary_emb.inv_freq", "computed from the config");
+    if (config_.layers[index].is_moe) {
+      BindMoe(prefix, layer);
+    } else {
+      const size_t inner = config_.dense_intermediate_size;
+      layer.dense.gate = Matrix(prefix + "mlp.gate_proj.weight", inner, config_.hidden_size);
+      layer.dense.up = Matrix(prefix + "mlp.up_proj.weight", inner, config_.hidden_size);
+      layer.dense.down = Matrix(prefix + "mlp.down_proj.weight", config_.hidden_size, inner);
+    }
+  }
+
+  void BindAttention(const std::string& prefix, AttentionWeights& attention) {
+    const size_t q_size = config_.num_heads * config_.head_dim;
+    const size_t kv_size = config_.num_kv_heads * config_.head_dim;
+    attention.q = Matrix(prefix + "q_proj.weight", q_size, config_.hidden_size);
+    attention.k = Matrix(prefix + "k_proj.weight", kv_size, config_.hidden_size);
+    attention.v = Matrix(prefix + "v_proj.weight", kv_size, config_.hidden_size);
+    attention.o = Matrix(prefix + "o_proj.weight", config_.hidden_size, q_size);
+    if (config_.attention_bias) {
+      Vector(prefix + "q_proj.bias", q_size, attention.q_bias);
+      Vector(prefix + "k_proj.bias", kv_size, attention.k_bias);
+      Vector(prefix + "v_proj.bias", kv_size, attention.v_bias);
+      Vector(prefix + "o_proj.bias", config_.hidden_size, attention.o_bias);
+    }
+    if (config_.qk_norm == QkNorm::kNone) return;
+    const bool per_head = config_.qk_norm == QkNorm::kPerHead;
+    Vector(prefix + "q_norm.weight", per_head ? config_.head_dim : q_size, attention.q_norm);
+    Vector(prefix + "k_norm.weight", per_head ? config_.head_dim : kv_size, attention.k_norm);
+  }
+
+  void BindMoe(const std::string& layer_prefix, LayerWeights& layer) {
+    std::string block = layer_prefix + std::string(kMoeBlockNames[0]) + ".";
+    for (std::string_view name : kMoeBlockNames) {
+      const std::string candidate = fmt::format("{}{}.", layer_prefix, name);
+      if (source_.Has(candidate + "gate.weight")) block = candidate;
+    }
+    layer.router = Matrix(block + "gate.weight", config_.num_experts, config_.hidden_size);
+    moe::ExpertWeights& experts = layer.experts;
+    experts.hidden_size = config_.hidden_size;
+    experts.intermediate_size = config_.moe_intermediate_size;
+    if (source_.Has(block + "experts.gate_up_proj")) {
+      BindStackedExperts(block + "experts.", experts);
+    } else {
+      BindSeparateExperts(block + "experts.", experts);
+    }
+  }
+
+  // Banks [E, 2I, H] (gate rows, then up rows) and [E, H, I], as transformers 5 holds them.
+  void BindStackedExperts(const std::string& prefix, moe::ExpertWeights& experts) {
+    const size_t count = config_.num_experts;
+    const size_t hidden = experts.hidden_size;
+    const size_t inner = experts.intermediate_size;
+    const TensorView gate_up = source_.Take(prefix + "gate_up_proj", {count, 2 * inner, hidden});
+    const TensorView down = source_.Take(prefix + "down_proj", {count, hidden, inner});
+    experts.w13_dtype = gate_up.dtype;
+    experts.w2_dtype = down.dtype;
+    const size_t matrix_bytes = inner * hidden * DTypeBytes(gate_up.dtype);
+    for (size_t e = 0; e < count; ++e) {
+      experts.w1.push_back(gate_up.data + 2 * e * matrix_bytes);
+      experts.w3.push_back(gate_up.data + (2 * e + 1) * matrix_bytes);
+      experts.w2.push_back(down.data + e * inner * hidden * DTypeBytes(down.dtype));
+    }
+  }
+
+  void BindSeparateExperts(const std::string& prefix, moe::ExpertWeights& experts) {
+    ExpertNames names = kExpertNames[0];
+    for (const ExpertNames& candidate : kExpertNames) {
+      if (source_.Has(fmt::format("{}0.{}.weight", prefix, candidate.gate))) names = candidate;
+    }
+    const size_t hidden = experts.hidden_size;
+    const size_t inner = experts.intermediate_size;
+    for (size_t e = 0; e < config_.num_experts; ++e) {
+      const auto take = [&](std::string_view name, size_t rows, size_t cols) {
+        return source_.Take(fmt::format("{}{}.{}.weight", prefix, e, name), {rows, cols});
+      };
+      const TensorView gate = take(names.gate, inner, hidden);
+      const TensorView up = take(names.up, inner, hidden);
+      const TensorView down = take(names.down, hidden, inner);
+      if (e == 0) {
+        experts.w13_dtype = gate.dtype;
+        experts.w2_dtype = down.dtype;
+      }
+      RequireSameDType(prefix, e, experts.w13_dtype, gate.dtype);
+      RequireSameDType(prefix, e, experts.w13_dtype, up.dtype);
+      RequireSameDType(prefix, e, experts.w2_dtype, down.dtype);
+      experts.w1.push_back(gate.data);
+      experts.w3.push_back(up.data);
+      experts.w2.push_back(down.data);
+    }
+  }
+
+  static void RequireSameDType(const std::string& prefix, size_t expert, DType expected, DType found);
+
+  const ModelConfig& config_;
+  TensorSource& source_;
+  std::vector<std::pair<TensorView, std::vector<float>*>> vectors_;
+};
+
+void Binder::RequireSameDType(const std::string& prefix, size_t expert, DType expected, DType found) {
+  if (expected == found) return;
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{}{}: its weights are {}, those of expert 0 are {}; experts of a layer must share one type", prefix,
+                          expert, DTypeName(found), DTypeName(expected)));
+}
+
+// Adds up what a binder asks for.
+class CountingSource : public TensorSource {
+ public:
+  explicit CountingSource(DType dtype) : dtype_(dtype) {}
+  bool Has(std::string_view name) const override {
+    return name.find("gate_up_proj") == std::string_view::npos && name.find("block_sparse_moe") == std::string_view::npos;
+  }
+  TensorView Take(std::string_view, const Shape& shape) override {
+    size_t count = 0;
+    SY_CHECK(shape.NumElements(count));
+    bytes_ += (count * DTypeBytes(dtype_) + 63) / 64 * 64;
+    return {nullptr, dtype_, Shape{0}};
+  }
+  void Ignore(std::string_view, std::string_view) override {}
+  void Finish() override {}
+  size_t bytes() const { return bytes_; }
+
+ private:
+  DType dtype_;
+  size_t bytes_ = 0;
+};
+
+}  // namespace
+
+TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source) { return Binder(config, source).Bind(); }
+
+size_t RandomWeightBytes(const ModelConfig& config, DType dtype) {
+  CountingSource source(dtype);
+  Binder(config, source).Bind();
+  return source.bytes();
+}
+
+}  // namespace switchyard

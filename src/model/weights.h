@@ -1,0 +1,47 @@
+// A transformer's weights, bound to their tensors.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/tensor_source.h"
+#include "switchyard/model/config.h"
+#include "switchyard/moe/registry/registry.h"
+#include "switchyard/quant/weight_matrix.h"
+
+namespace switchyard {
+
+// Matrices are views of the source's bytes; vectors are small and widened to f32.
+struct AttentionWeights {
+  WeightMatrix q, k, v, o;                        // [heads * D, H], [kv_heads * D, H] twice, [H, heads * D]
+  std::vector<float> q_bias, k_bias, v_bias, o_bias;  // empty without attention_bias
+  std::vector<float> q_norm, k_norm;              // [D], [heads * D], or empty, as ModelConfig::qk_norm says
+};
+
+struct DenseMlpWeights {
+  WeightMatrix gate, up, down;  // [I, H], [I, H], [H, I]
+};
+
+struct LayerWeights {
+  std::vector<float> input_norm, post_attention_norm;  // [H]
+  AttentionWeights attention;
+  DenseMlpWeights dense;       // of layers that are not MoE
+  WeightMatrix router;         // [E, H], of MoE layers
+  moe::ExpertWeights experts;
+};
+
+struct TransformerWeights {
+  WeightMatrix embedding;  // [V, H]
+  WeightMatrix head;       // [V, H]; the embedding itself when tied
+  std::vector<float> final_norm;
+  std::vector<LayerWeights> layers;
+};
+
+// Takes every tensor of the model from `source`, in either layout of experts that transformers writes, and finishes the source.
+// Errors: as TensorSource::Finish; kCorruptData if a tied model brings a head of its own that differs in shape.
+TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source);
+
+// Bytes of all tensors of a model with one tensor per expert, for RandomSource.
+size_t RandomWeightBytes(const ModelConfig& config, DType dtype);
+
+}  // namespace switchyard

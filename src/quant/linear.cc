@@ -1,0 +1,88 @@
+#include "quant/linear.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/convert/convert.h"
+#include "switchyard/core/cpu.h"
+#include "switchyard/core/error.h"
+#include "switchyard/core/macros.h"
+
+namespace switchyard::quant {
+
+ActRows PrepareActivations(ExecContext& context, ConstRows x, DType dtype) {
+  const std::span<const void*> rows = context.arena.AllocateSpan<const void*>(x.rows);
+  if (dtype == DType::kF32) {
+    for (size_t t = 0; t < x.rows; ++t) rows[t] = x.Row(t);
+    return {dtype, rows, x.cols};
+  }
+  // Rows start at multiples of 64 bytes, so that vector loads do not straddle cache lines.
+  const size_t stride = (x.cols + 31) / 32 * 32;
+  BF16* copy = context.arena.AllocateSpan<BF16>(x.rows * stride).data();
+  for (size_t t = 0; t < x.rows; ++t) rows[t] = copy + t * stride;
+  constexpr size_t kRowsPerTask = 16;
+  context.pool.Run((x.rows + kRowsPerTask - 1) / kRowsPerTask, [&](size_t task, size_t) {
+    const size_t end = std::min(x.rows, (task + 1) * kRowsPerTask);
+    for (size_t t = task * kRowsPerTask; t < end; ++t) {
+      kernels::ConvertFromF32(x.Row(t), x.cols, dtype, copy + t * stride);
+    }
+  });
+  return {dtype, rows, x.cols};
+}
+
+DType ResolveActDType(std::string_view setting, DType weights) {
+  if (setting == "bf16" && kernels::FindMatmul(DType::kBF16, weights) == nullptr) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("--act-dtype bf16: no kernel multiplies bf16 activations with {} weights; use f32 or auto",
+                            DTypeName(weights)));
+  }
+  const bool fast = setting == "auto" && weights == DType::kBF16 && HasNativeBF16();
+  return setting == "bf16" || fast ? DType::kBF16 : DType::kF32;
+}
+
+kernels::MatmulFn MatmulFor(DType act, DType weight) {
+  const kernels::MatmulKernel* kernel = kernels::FindMatmul(act, weight);
+  SY_CHECK(kernel != nullptr);
+  return kernel->run;
+}
+
+size_t TaskRows(size_t total_rows, size_t num_threads) {
+  // Several tasks a thread even out their speeds; at most 64 rows of weights then stay in L2 while all activations pass.
+  const size_t wanted = total_rows / (num_threads * 8);
+  return std::clamp<size_t>(wanted / 16 * 16, 16, 64);
+}
+
+void RunLinears(ExecContext& context, const ActRows& x, std::span<const LinearJob> jobs) {
+  size_t total_rows = 0;
+  for (const LinearJob& job : jobs) total_rows += job.weight.rows;
+  const size_t task_rows = TaskRows(total_rows, context.pool.num_threads());
+  size_t num_tasks = 0;
+  for (const LinearJob& job : jobs) num_tasks += (job.weight.rows + task_rows - 1) / task_rows;
+  context.pool.Run(num_tasks, [&](size_t task, size_t) {
+    const LinearJob* job = jobs.data();
+    for (size_t tasks; task >= (tasks = (job->weight.rows + task_rows - 1) / task_rows); ++job) task -= tasks;
+    const size_t n0 = task * task_rows;
+    kernels::MatmulArgs args;
+    args.a_rows = x.rows.data();
+    args.num_rows = x.rows.size();
+    args.w = job->weight.RowAt(n0);
+    args.w_stride = job->weight.stride;
+    args.n = std::min(task_rows, job->weight.rows - n0);
+    args.k = job->weight.cols;
+    args.out = job->out.data + n0;
+    args.out_stride = job->out.stride;
+    MatmulFor(x.dtype, job->weight.dtype)(args);
+    if (job->bias == nullptr) return;
+    for (size_t t = 0; t < x.rows.size(); ++t) {
+      float* out = job->out.Row(t) + n0;
+      for (size_t n = 0; n < args.n; ++n) out[n] += job->bias[n0 + n];
+    }
+  });
+}
+
+void Linear(ExecContext& context, ConstRows x, DType act, const LinearJob& job) {
+  RunLinears(context, PrepareActivations(context, x, act), {&job, 1});
+}
+
+}  // namespace switchyard::quant

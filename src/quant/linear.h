@@ -1,0 +1,52 @@
+// Linear layers: activations times weight matrices, spread over the threads.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+#include "kernels/matmul/matmul.h"
+#include "switchyard/core/exec_context.h"
+#include "switchyard/core/rows.h"
+#include "switchyard/quant/weight_matrix.h"
+
+namespace switchyard::quant {
+
+// Activation rows in the type that a kernel multiplies with: pointers to the f32 rows themselves, or to rounded copies.
+struct ActRows {
+  DType dtype = DType::kF32;
+  std::span<const void* const> rows;
+  size_t cols = 0;
+
+  ActRows Slice(size_t first, size_t count) const { return {dtype, rows.subspan(first, count), cols}; }
+};
+
+// Shapes: x [T, K]. With dtype kF32 the result points into x; with kBF16 rows are rounded (nearest even) into the arena, once per
+// token, however many matrices use them.
+ActRows PrepareActivations(ExecContext& context, ConstRows x, DType dtype);
+
+// The type that activations take for weights of `weights` under a setting "auto", "f32" or "bf16".
+// Errors: kUnsupported naming both types if no kernel multiplies them.
+DType ResolveActDType(std::string_view setting, DType weights);
+
+// out[t, n] = sum over k of x[t, k] w[n, k] (+ bias[n]).
+struct LinearJob {
+  WeightMatrix weight;
+  const float* bias = nullptr;  // [weight.rows] or nullptr
+  Rows out;                     // [T, weight.rows]
+};
+
+// Runs all jobs over the same activations in one parallel region. Deterministic: the bits of a row depend on nothing but the
+// row and the matrix.
+void RunLinears(ExecContext& context, const ActRows& x, std::span<const LinearJob> jobs);
+
+// One matrix; x is rounded to `act` first.
+void Linear(ExecContext& context, ConstRows x, DType act, const LinearJob& job);
+
+// The kernel for a pair that ResolveActDType allowed.
+kernels::MatmulFn MatmulFor(DType act, DType weight);
+
+// Rows of a weight matrix that one task takes, so that `total_rows` fill `num_threads` threads a few times over.
+size_t TaskRows(size_t total_rows, size_t num_threads);
+
+}  // namespace switchyard::quant
