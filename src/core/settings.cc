@@ -54,7 +54,9 @@ std::string WhatIsAllowed(const SettingSpec& spec, std::string_view value) {
   if (spec.values == "text") return "";
   size_t count = 0;
   if (spec.values == "count") return ParseCount(value, count) && count >= 1 ? "" : "a whole number of at least 1";
-  if (spec.values == "count0") return ParseCount(value, count) ? "" : "a whole number";
+  if (spec.values == "auto|count") {
+    return value == "auto" || (ParseCount(value, count) && count >= 1) ? "" : "auto or a whole number of at least 1";
+  }
   if (spec.values == "flag") return IsFlagText(value) ? "" : "0, 1, true or false";
   for (std::string_view choice : Split(spec.values, '|')) {
     if (choice == value) return "";
@@ -118,8 +120,8 @@ const Settings::Value& Settings::Lookup(std::string_view name) const {
 
 const std::string& Settings::Get(std::string_view name) const { return Lookup(name).text; }
 
-size_t Settings::GetCount(std::string_view name) const {
-  size_t value = 0;
+size_t Settings::GetCount(std::string_view name, size_t automatic) const {
+  size_t value = automatic;
   ParseCount(Get(name), value);
   return value;
 }

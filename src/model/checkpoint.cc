@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
+#include <optional>
 #include <set>
 #include <type_traits>
 #include <utility>
@@ -12,7 +14,6 @@
 #include "model/config_reader.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/log.h"
-#include "switchyard/core/macros.h"
 
 namespace switchyard {
 namespace {

@@ -38,26 +38,45 @@ size_t Utf8Length(std::string_view text) {
   return 0;
 }
 
+// Appends `text` without control characters and bytes that are not UTF-8, and "..." where it is
+// cut.
+void AppendClean(std::string& out, std::string_view text, size_t max_bytes, bool escapes_quotes) {
+  size_t i = 0;
+  while (i < text.size()) {
+    const size_t length = Utf8Length(text.substr(i));
+    if (i + std::max<size_t>(length, 1) > max_bytes) {
+      out += "...";
+      return;
+    }
+    const char c = text[i];
+    if (length == 0 || static_cast<uint8_t>(c) < 0x20 || c == 0x7f) {
+      out += fmt::format("\\x{:02x}", static_cast<uint8_t>(c));
+      ++i;
+      continue;
+    }
+    if (escapes_quotes && (c == '"' || c == '\\')) out += '\\';
+    out.append(text.substr(i, length));
+    i += length;
+  }
+}
+
 }  // namespace
 
 std::string QuoteForMessage(std::string_view text, size_t max_bytes) {
   std::string quoted = "\"";
-  size_t i = 0;
-  while (i < text.size()) {
-    const size_t length = Utf8Length(text.substr(i));
-    if (i + std::max<size_t>(length, 1) > max_bytes) break;
-    const char c = text[i];
-    if (length == 0 || static_cast<uint8_t>(c) < 0x20 || c == 0x7f) {
-      quoted += fmt::format("\\x{:02x}", static_cast<uint8_t>(c));
-      ++i;
-      continue;
-    }
-    if (c == '"' || c == '\\') quoted += '\\';
-    quoted.append(text.substr(i, length));
-    i += length;
-  }
-  quoted += i < text.size() ? "...\"" : "\"";
+  AppendClean(quoted, text, max_bytes, true);
+  quoted += '"';
   return quoted;
+}
+
+std::string CleanJsonError(std::string_view what) {
+  constexpr std::string_view kEndOfTag = "] ";
+  if (const size_t tag = what.find(kEndOfTag); what.starts_with('[') && tag != what.npos) {
+    what.remove_prefix(tag + kEndOfTag.size());
+  }
+  std::string clean;
+  AppendClean(clean, what, 300, false);
+  return clean;
 }
 
 // One value of the document. A tree of our own rather than nlohmann::json, because each field
@@ -123,7 +142,7 @@ struct ConfigReader::Document {
 // limit also bounds the recursion of Show and of the destructor.
 class ConfigReader::Builder : public nlohmann::json_sax<nlohmann::json> {
  public:
-  explicit Builder(Document& document) : document_(document) {}
+  Builder(Document& document, std::string_view text) : document_(document), text_(text) {}
 
   bool null() override {
     Add(Node::Kind::kNull);
@@ -190,14 +209,17 @@ class ConfigReader::Builder : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
-  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& error) override {
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: …"; the tag says nothing
-    // to our users.
-    std::string_view what = error.what();
-    if (const size_t tag = what.find("] "); tag != std::string_view::npos)
-      what.remove_prefix(tag + 2);
-    std::string reason = QuoteForMessage(what, 300);
-    reason = reason.substr(1, reason.size() - 2);
+  bool parse_error(size_t position, const std::string&,
+                   const nlohmann::detail::exception& error) override {
+    std::string reason = CleanJsonError(error.what());
+    // nlohmann says where, except of numbers that are too large.
+    if (dynamic_cast<const nlohmann::detail::parse_error*>(&error) == nullptr) {
+      const std::string_view before = text_.substr(0, position);
+      const size_t line_begin = before.rfind('\n') + 1;  // npos + 1 is 0
+      reason +=
+          fmt::format(" at line {}, column {}", 1 + std::count(before.begin(), before.end(), '\n'),
+                      before.size() - line_begin);
+    }
     throw Error(ErrorCode::kCorruptData,
                 fmt::format("{}: is not valid JSON: {}", document_.file_name, reason));
   }
@@ -231,6 +253,7 @@ class ConfigReader::Builder : public nlohmann::json_sax<nlohmann::json> {
   }
 
   Document& document_;
+  std::string_view text_;
   std::vector<Node*> open_;  // containers from the root to the one being filled
   std::string key_;
   size_t num_values_ = 0;
@@ -259,7 +282,7 @@ ConfigReader ConfigReader::Parse(std::string file_name, std::string_view text) {
     throw Error(ErrorCode::kCorruptData,
                 fmt::format("{}: is not valid JSON: NUL at byte {}", document->file_name, nul));
   }
-  Builder builder(*document);
+  Builder builder(*document, text);
   nlohmann::json::sax_parse(text.data(), text.data() + text.size(), &builder);
   if (document->root.kind != Node::Kind::kObject) {
     throw Error(ErrorCode::kCorruptData, fmt::format("{}: expected a JSON object, found {}",

@@ -16,6 +16,10 @@ namespace switchyard {
 // message that comes from a file.
 std::string QuoteForMessage(std::string_view text, size_t max_bytes = 200);
 
+// What nlohmann's parser says of a syntax error, made fit for a message in the same way and without
+// its "[json.exception...]" tag.
+std::string CleanJsonError(std::string_view what);
+
 // One JSON object, each field of which has to be read, or be known and ignored, or else Finish
 // refuses it by name: a field that nobody has heard of may change the mathematics, and then the
 // answers would be wrong in silence.
@@ -33,8 +37,7 @@ class ConfigReader {
 
   // `file_name` is used in messages only.
   // Errors: kCorruptData with line and column if `text` is no JSON (NaN and Infinity, which Python
-  // writes, are none),
-  //   or if it is no object, has a key twice, or exceeds a limit.
+  //   writes, are none), or if it is no object, has a key twice, or exceeds a limit.
   static ConfigReader Parse(std::string file_name, std::string_view text);
 
   ConfigReader(ConfigReader&&) noexcept;
@@ -90,7 +93,7 @@ class ConfigReader {
   [[noreturn]] void Refuse(std::string_view name, std::string_view why) const;
 
   // Errors: kUnsupported naming every field, here and in the objects that were read, that nobody
-  // read.
+  //   read.
   void Finish() const;
 
  private:

@@ -13,7 +13,6 @@
 #include <mutex>
 #include <new>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <system_error>
 #include <tuple>
 #include <utility>
@@ -171,16 +170,9 @@ class SafetensorsFile::HeaderReader : public nlohmann::json_sax<nlohmann::json> 
 
   bool parse_error(size_t position, const std::string&,
                    const nlohmann::detail::exception& error) override {
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: …"; the tag says nothing
-    // to our users.
-    std::string_view what = error.what();
-    if (const size_t tag = what.find("] "); tag != std::string_view::npos)
-      what.remove_prefix(tag + 2);
-    std::string reason = QuoteForMessage(what, 300);
-    reason = reason.substr(1, reason.size() - 2);
     ThrowCorrupt(file_.file_name_,
                  fmt::format("the header is not valid JSON at byte {} of the file: {}",
-                             kPrefixBytes + position, reason));
+                             kPrefixBytes + position, CleanJsonError(error.what())));
   }
 
  private:

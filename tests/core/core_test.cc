@@ -161,6 +161,7 @@ TEST(Settings, DefaultsEnvironmentAndCommandLine) {
   EXPECT_EQ(settings.GetCount("threads"), 3u);
   EXPECT_EQ(settings.Source("threads"), "SWITCHYARD_THREADS");
   EXPECT_TRUE(settings.GetFlag("disable-fused-moe"));
+  EXPECT_EQ(settings.GetCount("ctx", 77), 77u) << "auto";
   EXPECT_EQ(settings.Source("disable-fused-moe"), "SGLANG_CI_DISABLE_MOE_FUSED_FUNC");
   EXPECT_EQ(settings.Get("moe-runner"), "auto");
   EXPECT_TRUE(settings.IsDefault("moe-runner"));
@@ -174,7 +175,7 @@ TEST(Settings, BadValuesNameTheSourceAndWhatIsAllowed) {
   std::string message = ErrorOf(ErrorCode::kInvalidArgument, [&] { settings.Set("isa", "sse", "--isa"); });
   EXPECT_EQ(message, "--isa: expected one of auto|scalar|avx2|avx512, found \"sse\"");
   message = ErrorOf(ErrorCode::kInvalidArgument, [&] { settings.Set("threads", "-1", "SWITCHYARD_THREADS"); });
-  EXPECT_EQ(message, "SWITCHYARD_THREADS: expected a whole number, found \"-1\"");
+  EXPECT_EQ(message, "SWITCHYARD_THREADS: expected auto or a whole number of at least 1, found \"-1\"");
   message = ErrorOf(ErrorCode::kInvalidArgument, [&] { settings.Set("chunk", "0", "--chunk"); });
   EXPECT_NE(message.find("at least 1"), std::string::npos);
   message = ErrorOf(ErrorCode::kNotFound, [&] { settings.Get("moe-runer"); });

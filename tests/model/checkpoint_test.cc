@@ -289,9 +289,9 @@ TEST(CheckpointIndex, MissingShardIsNamed) {
 TEST(CheckpointIndex, ShardThatTheIndexLeavesOut) {
   const TempFolder folder;
   WriteShards(folder);
-  folder.Write(
-      kIndex,
-      R"({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00001-of-00002.safetensors"}})");
+  folder.Write(kIndex,
+               R"({"weight_map": {"a": "model-00001-of-00002.safetensors",
+    "b": "model-00001-of-00002.safetensors"}})");
   ExpectError(kCorrupt, {kIndex, "leaves out model-00002-of-00002.safetensors"},
               [&] { Open(folder); });
 }
@@ -299,9 +299,9 @@ TEST(CheckpointIndex, ShardThatTheIndexLeavesOut) {
 TEST(CheckpointIndex, TensorThatTheIndexLeavesOut) {
   const TempFolder folder;
   WriteShards(folder);
-  folder.Write(
-      kIndex,
-      R"({"weight_map": {"a": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"}})");
+  folder.Write(kIndex,
+               R"({"weight_map": {"a": "model-00001-of-00002.safetensors",
+    "c": "model-00002-of-00002.safetensors"}})");
   ExpectError(kCorrupt,
               {kIndex, "model-00001-of-00002.safetensors holds 2 tensors", "places 1 in it",
                "\"b\"", "not in the index"},
@@ -321,9 +321,9 @@ TEST(CheckpointIndex, TensorThatNoFileHolds) {
 TEST(CheckpointIndex, TensorInAnotherShard) {
   const TempFolder folder;
   WriteShards(folder);
-  folder.Write(
-      kIndex,
-      R"({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors",
+  folder.Write(kIndex,
+               R"({"weight_map": {"a": "model-00001-of-00002.safetensors",
+    "b": "model-00002-of-00002.safetensors",
     "c": "model-00001-of-00002.safetensors"}})");
   ExpectError(kCorrupt,
               {kIndex,

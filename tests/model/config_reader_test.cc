@@ -276,6 +276,13 @@ TEST(ConfigReader, NanAndInfinityAreNoJson) {
   }
 }
 
+TEST(ConfigReader, NumberThatOverflowsNamesLineAndColumn) {
+  ExpectError(ErrorCode::kCorruptData, {"'1e400'", "line 1, column 11"},
+              [] { Parse("{\"a\": 1e400}"); });
+  ExpectError(ErrorCode::kCorruptData, {"'1e400'", "line 3, column 6"},
+              [] { Parse("{\n\"a\":\n 1e400}"); });
+}
+
 TEST(ConfigReader, TextThatIsNoObjectIsRefused) {
   for (std::string_view text : {"[]", "1", "\"x\"", "null", "true", "[{}]"}) {
     ExpectError(ErrorCode::kCorruptData,

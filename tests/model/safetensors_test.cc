@@ -92,10 +92,11 @@ TEST(Safetensors, ReadsEveryDTypeOfCore) {
 }
 
 TEST(Safetensors, ReadsMetadataAndAnyOrderOfHeader) {
-  const std::string bytes = SafetensorsBytes(
-      R"({"b":{"shape":[1],"data_offsets":[2,3],"dtype":"I8"},"__metadata__":{"format":"pt","":"x"},)"
-      R"("a":{"dtype":"F16","data_offsets":[0,2],"shape":[]}}   )",
-      "AAB");
+  const std::string bytes =
+      SafetensorsBytes(R"({"b":{"shape":[1],"data_offsets":[2,3],"dtype":"I8"},)"
+                       R"("__metadata__":{"format":"pt","":"x"},)"
+                       R"("a":{"dtype":"F16","data_offsets":[0,2],"shape":[]}}   )",
+                       "AAB");
   const SafetensorsFile file = SafetensorsFile::Parse("m.safetensors", AsBytes(bytes));
   EXPECT_EQ(file.metadata(), (std::map<std::string, std::string>{{"format", "pt"}, {"", "x"}}));
   ASSERT_EQ(file.tensors().size(), 2u);

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "switchyard/core/dtype.h"
@@ -31,10 +32,10 @@ class Checkpoint {
  public:
   // Reads and checks the headers of all files, and no tensor data. If there is an index it decides:
   // it must name every tensor of every file it names, in the right file. Other *.safetensors files
-  // are not read; see IgnoredFiles. Errors: kNotFound if there are no weights, or only in a layout
-  // that is not read (names what was found);
-  //   kCorruptData if a file or the index is damaged, or they contradict each other, naming the
-  //   files; kUnsupported as SafetensorsFile::Parse; and what ModelFiles::Map throws.
+  // are not read; see IgnoredFiles.
+  // Errors: kNotFound if there are no weights, or only in a layout that is not read (names what was
+  //   found); kCorruptData if a file or the index is damaged, or they contradict each other, naming
+  //   the files; kUnsupported as SafetensorsFile::Parse; and what ModelFiles::Map throws.
   static Checkpoint Open(std::shared_ptr<const ModelFiles> files);
 
   Checkpoint(Checkpoint&&) noexcept = default;
@@ -47,7 +48,8 @@ class Checkpoint {
   // nullptr if there is no such tensor. Does not mark it as used.
   const TensorInfo* Info(std::string_view name) const;
 
-  // Name of the file that holds a tensor. Errors: kNotFound if there is no such tensor.
+  // Name of the file that holds a tensor.
+  // Errors: kNotFound if there is no such tensor.
   const std::string& FileOf(std::string_view name) const;
 
   // Names of all tensors, sorted. Valid as long as *this.
@@ -58,20 +60,22 @@ class Checkpoint {
 
   // The tensor `name`, marked as used. If it is missing, or has another shape or a dtype that is
   // not allowed, the problem is kept for Finish and the view has no data: do not touch the data of
-  // any view before Finish has passed. Shapes: `expected`, also in the view without data. The data
-  // is aligned to its element size and valid as long as *this. Errors: kInternal if the tensor has
-  // been taken or ignored before.
+  // any view before Finish has passed.
+  // Shapes: `expected`, also in the view without data. The data is aligned to its element size and
+  //   valid as long as *this.
+  // Errors: kInternal if the tensor has been taken or ignored before.
   TensorView Take(std::string_view name, const Shape& expected,
                   std::span<const DType> allowed = kFloatDTypes);
 
   // A tensor that is known and has no use here; `reason` is logged at debug level. Nothing happens
-  // if it does not exist. Errors: kInternal if the tensor has been taken before.
+  // if it does not exist.
+  // Errors: kInternal if the tensor has been taken before.
   void Ignore(std::string_view name, std::string_view reason);
 
-  // Ends the building of a model. Errors: kCorruptData listing the tensors that are missing, that
-  // have the wrong shape or dtype, and that were neither taken nor ignored, each by name with what
-  // was expected, found, and in which file; the first kMaxListed of each kind and the number of the
-  // others.
+  // Ends the building of a model.
+  // Errors: kCorruptData listing the tensors that are missing, that have the wrong shape or dtype,
+  //   and that were neither taken nor ignored, each by name with what was expected, found, and in
+  //   which file; the first kMaxListed of each kind and the number of the others.
   void Finish() const;
   static constexpr size_t kMaxListed = 8;
 

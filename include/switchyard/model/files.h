@@ -28,14 +28,14 @@ class ModelFiles {
   };
 
   // Lists `folder`; opens none of its files. Links to files (the layout of the hub cache) count as
-  // files. Errors: kNotFound if the folder does not exist, is a file, or is the root of a hub
-  // cache, where only the folders
-  //   below snapshots/ hold models; kUnavailable if it cannot be listed.
+  // files.
+  // Errors: kNotFound if the folder does not exist, is a file, or is the root of a hub cache, where
+  //   only the folders below snapshots/ hold models; kUnavailable if it cannot be listed.
   static std::shared_ptr<const ModelFiles> OpenFolder(const std::filesystem::path& folder);
 
   // Files that are in memory already. `description` stands in messages where a folder has its path.
-  // Does not copy: the bytes must outlive the result. Errors: kInvalidArgument if a name is no
-  // plain file name or appears twice.
+  // Does not copy: the bytes must outlive the result.
+  // Errors: kInvalidArgument if a name is no plain file name or appears twice.
   static std::shared_ptr<const ModelFiles> FromMemory(std::string description,
                                                       const std::vector<Embedded>& files);
 
@@ -51,13 +51,14 @@ class ModelFiles {
   std::vector<std::string> Names() const;
 
   // The bytes of a file, mapped read-only on first use. They live as long as *this. Empty files
-  // give an empty span. Errors: kInvalidArgument if the name is not plain; kNotFound if there is no
-  // such file, if it is a folder, or if it
-  //   is a link that leads nowhere; kUnavailable with the reason of the system if it cannot be
-  //   read.
+  // give an empty span.
+  // Errors: kInvalidArgument if the name is not plain; kNotFound if there is no such file, if it is
+  //   a folder, or if it is a link that leads nowhere; kUnavailable with the reason of the system
+  //   if it cannot be read.
   std::span<const std::byte> Map(std::string_view name) const;
 
-  // A copy of a file. Errors: as Map.
+  // A copy of a file.
+  // Errors: as Map.
   std::string ReadText(std::string_view name) const;
 
   // Where a file is, for messages only: "folder/name", or "name (description)" for files in memory.

@@ -1,10 +1,10 @@
 // The safetensors container: named tensors, described by a JSON header, in one file.
 //
 // Layout: u64 (little-endian) length of the header; the header, one JSON object; the data section.
-// The header maps each tensor to
-// {"dtype", "shape", "data_offsets": [begin, end]}, offsets being bytes from the start of the data
-// section, and "__metadata__" to an object of strings. The tensors fill the data section without
-// gap or overlap. Source: the format description of huggingface/safetensors.
+//   The header maps each tensor to {"dtype", "shape", "data_offsets": [begin, end]}, offsets being
+//   bytes from the start of the data section, and "__metadata__" to an object of strings. The
+//   tensors fill the data section without gap or overlap.
+// Source: the format description of huggingface/safetensors.
 #pragma once
 
 #include <cstddef>
@@ -39,10 +39,10 @@ class SafetensorsFile {
 
   // Reads the header and proves that it describes exactly these bytes; reads no tensor data.
   // `file_name` is used in messages only. Allocates in proportion to the header, never to a size
-  // that the header claims. Errors: kCorruptData naming the file, the tensor and the reason, and
-  // the bytes missing or left over where the file
-  //   is cut short or has grown; kUnsupported for a dtype that core/dtype.h lacks and for more than
-  //   Shape::kMaxRank axes.
+  // that the header claims.
+  // Errors: kCorruptData naming the file, the tensor and the reason, and the bytes missing or left
+  //   over where the file is cut short or has grown; kUnsupported for a dtype that core/dtype.h
+  //   lacks and for more than Shape::kMaxRank axes.
   static SafetensorsFile Parse(std::string file_name, std::span<const std::byte> bytes);
 
   SafetensorsFile(SafetensorsFile&&) noexcept;
@@ -60,8 +60,9 @@ class SafetensorsFile {
   // The tensor that `info`, which must be one of tensors(), describes. The data is always aligned
   // to its element size: where the file breaks that (a header whose length is no multiple of 8, or
   // an odd number of bytes before), the tensor is copied on first use and the copy lives as long as
-  // *this. Otherwise the view points into the file. Shapes: as in `info`. Never has null data, not
-  // even without elements. Errors: kResourceExhausted if there is no memory for the copy.
+  // *this. Otherwise the view points into the file.
+  // Shapes: as in `info`. Never has null data, not even without elements.
+  // Errors: kResourceExhausted if there is no memory for the copy.
   TensorView View(const TensorInfo& info) const;
 
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
@@ -91,11 +92,11 @@ struct NamedTensor {
 // Writes a file that holds `tensors` and `metadata`; every tensor is aligned to its element size in
 // it. A file of that name is replaced as a whole or not at all: the data goes to a temporary file
 // beside it, reaches the disk, and is then renamed. If `path` is a link, the link is replaced.
-// Deterministic: equal arguments give equal bytes. Shapes: any, up to Shape::kMaxRank axes. Errors:
-// kInvalidArgument naming the tensor (empty, repeated, reserved or badly encoded name, NUL, null
-// data) or the path
-//   (its folder does not exist, it is a folder); kUnavailable with the reason of the system if it
-//   cannot be written.
+// Deterministic: equal arguments give equal bytes.
+// Shapes: any, up to Shape::kMaxRank axes.
+// Errors: kInvalidArgument naming the tensor (empty, repeated, reserved or badly encoded name, NUL,
+//   null data) or the path (its folder does not exist, it is a folder); kUnavailable with the
+//   reason of the system if it cannot be written.
 void WriteSafetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                       const std::map<std::string, std::string>& metadata = {});
 

@@ -38,6 +38,7 @@ ModelConfig ParseModelConfig(ConfigReader config) {
     const bool same_class = classes.empty() || (classes.size() == 1 && classes[0] == entry->class_name);
     if (model_type != entry->name || !same_class) continue;
     ModelConfig result = entry->parse(config);
+    result.architecture = entry->name;
     config.Finish();
     return result;
   }

@@ -1,0 +1,194 @@
+#include "common.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <sstream>
+
+#include "default_model.h"
+#include "switchyard/core/cpu.h"
+#include "switchyard/core/error.h"
+#include "switchyard/core/log.h"
+
+namespace switchyard::cli {
+namespace {
+
+const std::chrono::steady_clock::time_point g_start = std::chrono::steady_clock::now();
+
+// Settings whose other values this build does not have, with the reason; refused by name instead of being without effect.
+void RefuseWhatThisBuildLacks(const Settings& settings) {
+  const std::string& runner = settings.Get("moe-runner");
+  if (runner == "ascend") {
+    throw Error(ErrorCode::kUnsupported, "--moe-runner ascend: this build has no ascend runner; there are: aiter, reference");
+  }
+  const std::string& kv = settings.Get("kv-dtype");
+  if (kv == "fp8" || kv == "int8") {
+    throw Error(ErrorCode::kUnsupported, fmt::format("--kv-dtype {}: this build has no such KV cache; there are: f32, bf16, f16", kv));
+  }
+}
+
+}  // namespace
+
+void AddModelArgument(CLI::App& app, std::string& model) {
+  app.add_option("MODEL", model, "a checkpoint folder in Hugging Face layout; nothing = the embedded default model");
+}
+
+void AddSettingOptions(CLI::App& app, Settings& settings) {
+  for (const SettingSpec& spec : AllSettings()) {
+    const std::string flag = "--" + std::string(spec.name);
+    const std::string help = fmt::format("{} [{}] (${})", spec.help, settings.Get(spec.name), SettingEnvName(spec.name));
+    if (spec.values == "flag") {
+      app.add_flag_callback(flag, [&settings, &spec, flag] { settings.Set(spec.name, "1", flag); }, help)->group("Settings");
+      continue;
+    }
+    app.add_option_function<std::string>(
+           flag, [&settings, &spec, flag](const std::string& value) { settings.Set(spec.name, value, flag); }, help)
+        ->type_name(spec.values.starts_with("auto|count") || spec.values == "count" ? "N" : std::string(spec.values))
+        ->group("Settings");
+  }
+}
+
+std::shared_ptr<const ModelFiles> OpenModelFiles(const std::string& model) {
+  if (model.empty()) {
+    std::vector<ModelFiles::Embedded> files;
+    for (const EmbeddedFile& file : DefaultModelFiles()) files.push_back({file.name, file.bytes});
+    return ModelFiles::FromMemory("embedded default model", files);
+  }
+  if (std::filesystem::path(model).extension() == ".gguf") {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("{}: this build does not read GGUF files; give a checkpoint folder in Hugging Face layout", model));
+  }
+  return ModelFiles::OpenFolder(model);
+}
+
+std::shared_ptr<const Tokenizer> OpenTokenizer(const ModelFiles& files) {
+  if (!files.Has("tokenizer.json")) {
+    throw Error(ErrorCode::kNotFound,
+                fmt::format("{}: there is no tokenizer.json, so text cannot be encoded; copy it from the model's page, or use "
+                            "token ids (`switchyard logits --ids`)",
+                            files.description()));
+  }
+  TokenizerFiles contents;
+  contents.tokenizer_json = files.ReadText("tokenizer.json");
+  if (files.Has("tokenizer_config.json")) contents.tokenizer_config_json = files.ReadText("tokenizer_config.json");
+  if (files.Has("chat_template.jinja")) contents.chat_template_jinja = files.ReadText("chat_template.jinja");
+  return Tokenizer::Create(contents);
+}
+
+std::unique_ptr<ThreadPool> MakeThreadPool(const Settings& settings) {
+  RefuseWhatThisBuildLacks(settings);
+  const std::string& isa = settings.Get("isa");
+  for (Isa level : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+    if (isa == IsaName(level)) CapIsa(level);
+  }
+  const size_t threads = settings.GetCount("threads", AvailableCpus());
+  Log(LogLevel::kInfo, "threads", {{"count", std::to_string(threads)}, {"source", settings.Source("threads")}});
+  return std::make_unique<ThreadPool>(threads);
+}
+
+ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dtype) {
+  ModelOptions options;
+  options.moe.runner = settings.Get("moe-runner");
+  options.moe.a2a = settings.Get("moe-a2a");
+  options.moe.act_dtype = settings.Get("act-dtype") == "auto" ? std::string(act_dtype) : settings.Get("act-dtype");
+  options.moe.disable_fused = settings.GetFlag("disable-fused-moe");
+  return options;
+}
+
+DType KvDType(const Settings& settings, DType activation_dtype) {
+  const std::string& name = settings.Get("kv-dtype");
+  if (name == "f32") return DType::kF32;
+  if (name == "f16") return DType::kF16;
+  if (name == "bf16") return DType::kBF16;
+  return activation_dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
+}
+
+LoadedModel LoadModel(const std::string& model, const Settings& settings, std::string_view act_dtype,
+                      size_t max_sequences) {
+  const double start = SecondsSinceStart();
+  LoadedModel loaded;
+  loaded.files = OpenModelFiles(model);
+  loaded.pool = MakeThreadPool(settings);
+  ModelOptions options = MakeModelOptions(settings, act_dtype);
+  loaded.model = Model::Load(loaded.files, options, *loaded.pool);
+  ExecutorOptions executor;
+  executor.context_length = settings.GetCount("ctx");
+  executor.max_sequences = max_sequences;
+  executor.kv_dtype = KvDType(settings, loaded.model->activation_dtype());
+  loaded.executor = std::make_unique<Executor>(*loaded.model, *loaded.pool, executor);
+  loaded.load_seconds = SecondsSinceStart() - start;
+  Log(LogLevel::kInfo, "model loaded",
+      {{"model", loaded.files->description()},
+       {"architecture", loaded.model->config().architecture},
+       {"context", std::to_string(loaded.executor->context_length())},
+       {"seconds", fmt::format("{:.3f}", loaded.load_seconds)}});
+  return loaded;
+}
+
+std::string ReadFile(const std::string& path) {
+  if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+  std::ifstream file(path, std::ios::binary);
+  if (!file || std::filesystem::is_directory(path)) {
+    throw Error(ErrorCode::kNotFound, fmt::format("{}: cannot be read", path));
+  }
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::vector<int32_t> ParseIds(std::string_view text) {
+  std::vector<int32_t> ids;
+  std::string word;
+  std::string spaced(text);
+  std::replace(spaced.begin(), spaced.end(), ',', ' ');
+  std::istringstream words(spaced);
+  while (words >> word) {
+    int32_t id = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
+    if (error != std::errc() || end != word.data() + word.size() || id < 0) {
+      throw Error(ErrorCode::kInvalidArgument, fmt::format("\"{}\" is no token id", word));
+    }
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+void RequireUtf8(std::string_view text, std::string_view what) {
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = [&](size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
+    const unsigned lead = byte(i);
+    const size_t length = lead < 0x80 ? 1 : lead >> 5 == 6 ? 2 : lead >> 4 == 14 ? 3 : lead >> 3 == 30 ? 4 : 0;
+    unsigned point = length == 1 ? lead : lead & (0x7fu >> length);
+    bool good = length != 0;
+    for (size_t j = 1; good && j < length; ++j) {
+      good = byte(i + j) >> 6 == 2;
+      point = point << 6 | (byte(i + j) & 0x3f);
+    }
+    constexpr unsigned kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
+    good = good && point >= kSmallest[length] && point <= 0x10ffff && (point < 0xd800 || point > 0xdfff);
+    if (!good) {
+      throw Error(ErrorCode::kInvalidArgument, fmt::format("{} is not valid UTF-8: byte {:#04x} at offset {}", what, lead, i));
+    }
+    i += length;
+  }
+}
+
+std::string FormatBytes(double bytes) {
+  constexpr std::string_view kUnits[] = {"B", "kB", "MB", "GB", "TB"};
+  size_t unit = 0;
+  while (bytes >= 1000 && unit + 1 < std::size(kUnits)) {
+    bytes /= 1000;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.3g} {}", bytes, kUnits[unit]);
+}
+
+double SecondsSinceStart() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - g_start).count();
+}
+
+}  // namespace switchyard::cli

@@ -1,0 +1,67 @@
+// What several verbs share: the options of running a model, and opening one.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "switchyard/core/settings.h"
+#include "switchyard/core/thread_pool.h"
+#include "switchyard/engine/executor.h"
+#include "switchyard/model/files.h"
+#include "switchyard/model/model.h"
+#include "switchyard/text/tokenizer.h"
+
+namespace switchyard::cli {
+
+// Adds the MODEL argument. Empty afterwards = the embedded model.
+void AddModelArgument(CLI::App& app, std::string& model);
+
+// Adds an option for every setting that has one on the command line of verbs that run a model.
+void AddSettingOptions(CLI::App& app, Settings& settings);
+
+// The files of MODEL: a folder in Hugging Face layout, or the embedded model if empty.
+// Errors: kNotFound, kUnsupported, naming the path and what would do.
+std::shared_ptr<const ModelFiles> OpenModelFiles(const std::string& model);
+
+// Errors: kNotFound naming the file that is missing; kCorruptData from the tokenizer.
+std::shared_ptr<const Tokenizer> OpenTokenizer(const ModelFiles& files);
+
+// Applies --isa and --threads.
+std::unique_ptr<ThreadPool> MakeThreadPool(const Settings& settings);
+
+// The model options that the settings ask for; an "auto" act dtype becomes `act_dtype`.
+ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dtype);
+
+// The type of the KV cache: f32 with f32 activations, else bf16, unless the settings say otherwise.
+DType KvDType(const Settings& settings, DType activation_dtype);
+
+// A model ready to compute.
+struct LoadedModel {
+  std::shared_ptr<const ModelFiles> files;
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Executor> executor;
+  double load_seconds = 0;
+};
+// `act_dtype`: what "auto" means for this verb. Errors: all those of loading.
+LoadedModel LoadModel(const std::string& model, const Settings& settings, std::string_view act_dtype,
+                      size_t max_sequences = 1);
+
+// The whole content of a file, "-" = standard input. Errors: kNotFound naming it.
+std::string ReadFile(const std::string& path);
+
+// "1,2,3" or "1 2 3". Errors: kInvalidArgument naming the first piece that is no id.
+std::vector<int32_t> ParseIds(std::string_view text);
+
+// Errors: kInvalidArgument with the byte offset if `text` is no valid UTF-8; `what` names it.
+void RequireUtf8(std::string_view text, std::string_view what);
+
+// "12.3 MB" (powers of 10).
+std::string FormatBytes(double bytes);
+
+double SecondsSinceStart();
+
+}  // namespace switchyard::cli

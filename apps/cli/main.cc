@@ -1,0 +1,92 @@
+// The switchyard program: parses the command line, installs the log, runs a verb, explains failures.
+#include <fmt/format.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <vector>
+
+#include "common.h"
+#include "switchyard/core/error.h"
+#include "switchyard/core/log.h"
+#include "verb.h"
+
+namespace switchyard::cli {
+namespace {
+
+struct VerbRow {
+  const char* name;
+  const char* help;
+  VerbSetup set_up;
+};
+constexpr VerbRow kVerbs[] = {
+    {"run", "generate text, or chat", &SetUpRun},
+    {"bench", "measure prefill and decode beside this machine's limits", &SetUpBench},
+    {"eval", "perplexity of a text", &SetUpEval},
+    {"logits", "logits of every position, to a file", &SetUpLogits},
+    {"tokenize", "text to token ids and back, chat templates", &SetUpTokenize},
+    {"inspect", "what is in a checkpoint and how it would be computed", &SetUpInspect},
+    {"info", "this machine and this build", &SetUpInfo},
+    {"config", "every setting, its value and where it came from", &SetUpConfig},
+};
+
+void InstallLog(const std::string& level) {
+  if (level == "off") return;
+  const auto logger = std::make_shared<spdlog::logger>("switchyard", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  logger->set_pattern("switchyard: %^%l%$: %v");
+  logger->set_level(spdlog::level::trace);
+  const LogLevel lowest = level == "debug" ? LogLevel::kDebug
+                          : level == "info" ? LogLevel::kInfo
+                          : level == "error" ? LogLevel::kError
+                                             : LogLevel::kWarning;
+  SetLogSink(
+      [logger](LogLevel log_level, std::string_view message, std::initializer_list<LogField> fields) {
+        std::string line(message);
+        for (const LogField& field : fields) line += fmt::format(" {}={}", field.key, field.value);
+        constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info, spdlog::level::warn,
+                                                         spdlog::level::err};
+        logger->log(kLevels[static_cast<size_t>(log_level)], line);
+      },
+      lowest);
+}
+
+int Main(int argc, char** argv) {
+  Settings settings = Settings::FromEnvironment();
+  CLI::App app("Switchyard runs mixture-of-experts language models on CPUs.", "switchyard");
+  app.set_version_flag("--version", SWITCHYARD_VERSION);
+  app.require_subcommand(1);
+  std::vector<std::pair<CLI::App*, std::function<int()>>> verbs;
+  for (const VerbRow& row : kVerbs) {
+    CLI::App* verb = app.add_subcommand(row.name, row.help);
+    verbs.emplace_back(verb, row.set_up(*verb, settings));
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 2;
+  }
+  InstallLog(settings.Get("log-level"));
+  for (const auto& [verb, run] : verbs) {
+    if (verb->parsed()) return run();
+  }
+  return 2;
+}
+
+}  // namespace
+}  // namespace switchyard::cli
+
+int main(int argc, char** argv) {
+  try {
+    return switchyard::cli::Main(argc, argv);
+  } catch (const switchyard::Error& e) {
+    fmt::print(stderr, "switchyard: {}: {}\n", switchyard::ErrorCodeName(e.code()), e.message());
+    return switchyard::ErrorExitStatus(e.code());
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "switchyard: out of memory\n");
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "switchyard: {}\n", e.what());
+  }
+  return 1;
+}

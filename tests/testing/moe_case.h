@@ -1,0 +1,98 @@
+// A random MoE layer and its f64 oracle, written independently of the runners.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels/activations/activations.h"
+#include "kernels/convert/convert.h"
+#include "kernels/reference.h"
+#include "switchyard/core/dtype.h"
+#include "switchyard/core/rows.h"
+#include "switchyard/moe/contract/runner.h"
+#include "switchyard/moe/registry/registry.h"
+#include "testing/random.h"
+
+namespace switchyard::testing {
+
+// Weights of `experts` experts in one type; w1, w3 [I, H], w2 [H, I].
+class MoeCase {
+ public:
+  MoeCase(size_t experts, size_t hidden, size_t intermediate, DType dtype, std::mt19937_64& random)
+      : experts_(experts), hidden_(hidden), intermediate_(intermediate), dtype_(dtype) {
+    for (std::vector<std::byte>* bank : {&w1_, &w3_, &w2_}) {
+      const std::vector<float> values = RandomFloats(random, experts * hidden * intermediate, 0.2f);
+      bank->resize(values.size() * DTypeBytes(dtype));
+      kernels::ConvertFromF32(values.data(), values.size(), dtype, bank->data());
+    }
+  }
+
+  size_t experts() const { return experts_; }
+  size_t hidden() const { return hidden_; }
+  size_t intermediate() const { return intermediate_; }
+  std::vector<std::byte>& w2() { return w2_; }
+
+  moe::ExpertWeights Weights() const {
+    moe::ExpertWeights weights;
+    weights.w13_dtype = weights.w2_dtype = dtype_;
+    weights.hidden_size = hidden_;
+    weights.intermediate_size = intermediate_;
+    const size_t bytes = hidden_ * intermediate_ * DTypeBytes(dtype_);
+    for (size_t e = 0; e < experts_; ++e) {
+      weights.w1.push_back(w1_.data() + e * bytes);
+      weights.w3.push_back(w3_.data() + e * bytes);
+      weights.w2.push_back(w2_.data() + e * bytes);
+    }
+    return weights;
+  }
+
+  // sum over k of weight[k] * W2 (silu(W1 x) * W3 x), all in f64; ids of -1 add nothing.
+  std::vector<double> Oracle(const float* x, const int32_t* ids, const float* weights, size_t top_k) const {
+    std::vector<double> out(hidden_, 0.0);
+    for (size_t k = 0; k < top_k; ++k) {
+      if (ids[k] < 0) continue;
+      const auto expert = static_cast<size_t>(ids[k]);
+      const size_t base = expert * hidden_ * intermediate_;
+      std::vector<double> inner(intermediate_);
+      for (size_t i = 0; i < intermediate_; ++i) {
+        double gate = 0;
+        double up = 0;
+        for (size_t h = 0; h < hidden_; ++h) {
+          gate += kernels::ElementAt(w1_.data(), dtype_, base + i * hidden_ + h) * x[h];
+          up += kernels::ElementAt(w3_.data(), dtype_, base + i * hidden_ + h) * x[h];
+        }
+        inner[i] = gate / (1 + std::exp(-gate)) * up;
+      }
+      for (size_t h = 0; h < hidden_; ++h) {
+        double sum = 0;
+        for (size_t i = 0; i < intermediate_; ++i) {
+          sum += kernels::ElementAt(w2_.data(), dtype_, base + h * intermediate_ + i) * inner[i];
+        }
+        out[h] += weights[k] * sum;
+      }
+    }
+    return out;
+  }
+
+ private:
+  size_t experts_, hidden_, intermediate_;
+  DType dtype_;
+  std::vector<std::byte> w1_, w3_, w2_;
+};
+
+// Relative L2 distance of rows to f64 rows.
+inline double RelativeL2(ConstRows rows, const std::vector<std::vector<double>>& expected) {
+  double error = 0;
+  double norm = 0;
+  for (size_t t = 0; t < rows.rows; ++t) {
+    for (size_t h = 0; h < rows.cols; ++h) {
+      const double difference = rows.Row(t)[h] - expected[t][h];
+      error += difference * difference;
+      norm += expected[t][h] * expected[t][h];
+    }
+  }
+  return norm == 0 ? std::sqrt(error) : std::sqrt(error / norm);
+}
+
+}  // namespace switchyard::testing
