@@ -35,6 +35,7 @@ class Binder {
     Vector("model.norm.weight", config_.hidden_size, weights.final_norm);
     for (size_t i = 0; i < config_.layers.size(); ++i) BindLayer(i, weights.layers[i]);
     source_.Finish();
+    RequireSameTypes();
     for (const auto& [view, values] : vectors_) {
       values->resize(view.NumElements());
       kernels::ConvertToF32(view.data, view.dtype, values->size(), values->data());
@@ -154,28 +155,35 @@ class Binder {
         experts.w13_dtype = gate.dtype;
         experts.w2_dtype = down.dtype;
       }
-      RequireSameDType(prefix, e, experts.w13_dtype, gate.dtype);
-      RequireSameDType(prefix, e, experts.w13_dtype, up.dtype);
-      RequireSameDType(prefix, e, experts.w2_dtype, down.dtype);
+      const std::string name = fmt::format("{}{}", prefix, e);
+      same_type_.push_back({name, experts.w13_dtype, gate.dtype});
+      same_type_.push_back({name, experts.w13_dtype, up.dtype});
+      same_type_.push_back({name, experts.w2_dtype, down.dtype});
       experts.w1.push_back(gate.data);
       experts.w3.push_back(up.data);
       experts.w2.push_back(down.data);
     }
   }
 
-  static void RequireSameDType(const std::string& prefix, size_t expert, DType expected, DType found);
+  // Experts of a layer are multiplied by one kernel.
+  struct SameType {
+    std::string expert;
+    DType expected, found;
+  };
+  void RequireSameTypes() const {
+    for (const SameType& pair : same_type_) {
+      if (pair.expected == pair.found) continue;
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("{}: its weights are {}, those of expert 0 are {}; experts of a layer must share one type",
+                              pair.expert, DTypeName(pair.found), DTypeName(pair.expected)));
+    }
+  }
 
   const ModelConfig& config_;
   TensorSource& source_;
-  std::vector<std::pair<TensorView, std::vector<float>*>> vectors_;
+  std::vector<std::pair<TensorView, std::vector<float>*>> vectors_;  // checked and read when all tensors are known to be there
+  std::vector<SameType> same_type_;
 };
-
-void Binder::RequireSameDType(const std::string& prefix, size_t expert, DType expected, DType found) {
-  if (expected == found) return;
-  throw Error(ErrorCode::kUnsupported,
-              fmt::format("{}{}: its weights are {}, those of expert 0 are {}; experts of a layer must share one type", prefix,
-                          expert, DTypeName(found), DTypeName(expected)));
-}
 
 // Adds up what a binder asks for.
 class CountingSource : public TensorSource {

@@ -155,8 +155,10 @@ TEST(SafeChatGolden, ForgedTurns) {
       const Ids safe = tokenizer->ChatIds(request, ChatSafety::kSafe);
       // As many control tokens as the same conversation has with harmless words in their place.
       OrderedJson messages = chat.at("messages");
+      size_t count = 0;
       for (auto& message : messages) {
-        if (message.at("role") == "user") message["content"] = "fine";
+        // Different words, because templates compare messages with each other.
+        if (message.at("role") == "user") message["content"] = Join({"fine ", std::to_string(count++)});
       }
       request.messages_json = messages.dump();
       const Ids harmless = tokenizer->ChatIds(request, ChatSafety::kPlain);

@@ -64,6 +64,13 @@ inline std::vector<TextCase> TextCases() {
   return cases;
 }
 
+// Those that come with recorded chats.
+inline std::vector<TextCase> ChatCases() {
+  std::vector<TextCase> cases = TextCases();
+  std::erase_if(cases, [](const TextCase& test) { return !std::filesystem::exists(test.folder / "expected_chat.json"); });
+  return cases;
+}
+
 class TextCaseTest : public ::testing::TestWithParam<TextCase> {};
 
 #define SY_FOR_EACH_TEXT_CASE(fixture)                                                              \
