@@ -1,4 +1,5 @@
-// Verb bench: tokens per second of prefill and decode, each beside what this machine could do at most, measured in the same run.
+// Verb bench: tokens per second of prefill and decode, each beside what this machine could do at
+// most, measured in the same run.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -50,7 +51,10 @@ LoadedModel MakeRandomModel(const Options& options, const Settings& settings) {
   } else if (scheme == "f16") {
     dtype = DType::kF16;
   } else if (scheme != "bf16") {
-    throw Error(ErrorCode::kUnsupported, fmt::format("--shape {}: this build has no scheme \"{}\"; there are: bf16, f16, f32", name, scheme));
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("--shape {}: this build has no scheme \"{}\"; there are: bf16, f16, f32", name,
+                    scheme));
   }
   const ModelConfig config = KnownShape(name, options.layers);
   const double start = SecondsSinceStart();
@@ -80,7 +84,8 @@ double PrefillRate(Executor& executor, size_t count, size_t chunk, uint64_t seed
   const double start = SecondsSinceStart();
   for (size_t at = 0; at < count; at += chunk) {
     const size_t n = std::min(chunk, count - at);
-    const ExecutorChunk piece{sequence, std::span(ids).subspan(at, n), at + n == count ? LogitsWanted::kLast : LogitsWanted::kNone};
+    const ExecutorChunk piece{sequence, std::span(ids).subspan(at, n),
+                              at + n == count ? LogitsWanted::kLast : LogitsWanted::kNone};
     executor.Forward({&piece, 1});
   }
   const double seconds = SecondsSinceStart() - start;
@@ -92,7 +97,8 @@ double PrefillRate(Executor& executor, size_t count, size_t chunk, uint64_t seed
 double DecodeRate(Executor& executor, size_t count, size_t batch, uint64_t seed) {
   std::vector<int32_t> tokens = RandomIds(batch, executor.model().config().vocab_size, seed);
   std::vector<ExecutorChunk> chunks(batch);
-  for (size_t b = 0; b < batch; ++b) chunks[b] = {executor.Start(count), std::span(tokens).subspan(b, 1), LogitsWanted::kLast};
+  for (size_t b = 0; b < batch; ++b)
+    chunks[b] = {executor.Start(count), std::span(tokens).subspan(b, 1), LogitsWanted::kLast};
   const double start = SecondsSinceStart();
   for (size_t step = 0; step < count; ++step) {
     const Rows logits = executor.Forward(chunks);
@@ -106,12 +112,14 @@ double DecodeRate(Executor& executor, size_t count, size_t batch, uint64_t seed)
   return static_cast<double>(count * batch) / seconds;
 }
 
-// Weight bytes that a step of `batch` tokens reads: experts that several tokens want are read once, and with uniform routing
-// E (1 - (1 - k/E)^B) of them are wanted.
+// Weight bytes that a step of `batch` tokens reads: experts that several tokens want are read once,
+// and with uniform routing E (1 - (1 - k/E)^B) of them are wanted.
 double StepBytes(const Model& model, size_t batch) {
   const ModelConfig& config = model.config();
   const auto all = static_cast<double>(model.active_bytes_per_token());
-  const double expert = 3.0 * static_cast<double>(config.hidden_size * config.moe_intermediate_size * DTypeBytes(model.weight_dtype()));
+  const double expert =
+      3.0 * static_cast<double>(config.hidden_size * config.moe_intermediate_size *
+                                DTypeBytes(model.weight_dtype()));
   const double layers = static_cast<double>(config.num_moe_layers());
   const double k = static_cast<double>(config.top_k);
   const double e = static_cast<double>(std::max<size_t>(config.num_experts, 1));
@@ -120,8 +128,8 @@ double StepBytes(const Model& model, size_t batch) {
 }
 
 kernels::MachineLimits Best(const kernels::MachineLimits& a, const kernels::MachineLimits& b) {
-  return {std::max(a.read_gbps, b.read_gbps), std::max(a.f32_gops, b.f32_gops), std::max(a.bf16_gops, b.bf16_gops),
-          std::max(a.int8_gops, b.int8_gops)};
+  return {std::max(a.read_gbps, b.read_gbps), std::max(a.f32_gops, b.f32_gops),
+          std::max(a.bf16_gops, b.bf16_gops), std::max(a.int8_gops, b.int8_gops)};
 }
 
 int Run(const Options& options, const Settings& settings) {
@@ -132,16 +140,20 @@ int Run(const Options& options, const Settings& settings) {
     throw Error(ErrorCode::kInvalidArgument, "MODEL and --shape exclude each other");
   }
   if (options.layers != 0 && options.shape.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, "--layers cuts a --shape; a checkpoint is measured whole");
+    throw Error(ErrorCode::kInvalidArgument,
+                "--layers cuts a --shape; a checkpoint is measured whole");
   }
-  const LoadedModel loaded = options.shape.empty() ? LoadModel(options.model, settings, "auto", options.batch)
-                                                   : MakeRandomModel(options, settings);
+  const LoadedModel loaded = options.shape.empty()
+                                 ? LoadModel(options.model, settings, "auto", options.batch)
+                                 : MakeRandomModel(options, settings);
   const Model& model = *loaded.model;
   Executor& executor = *loaded.executor;
   const size_t chunk = settings.GetCount("chunk");
   for (size_t length : {options.prompt, options.decode}) {
     if (length > executor.context_length()) {
-      throw Error(ErrorCode::kInvalidArgument, fmt::format("{} tokens do not fit into the context of {}", length, executor.context_length()));
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{} tokens do not fit into the context of {}", length,
+                              executor.context_length()));
     }
   }
   // Memory of the model alone: the measurement of bandwidth takes a gigabyte for a moment.
@@ -160,43 +172,52 @@ int Run(const Options& options, const Settings& settings) {
   const bool bf16 = model.activation_dtype() == DType::kBF16;
   const double peak = bf16 ? limits.bf16_gops : limits.f32_gops;
   const double step_gb = StepBytes(model, options.batch) / 1e9;
-  const double tg_share = decode.Median() / static_cast<double>(options.batch) * step_gb / limits.read_gbps;
-  const double pp_share = 2.0 * static_cast<double>(model.active_params()) * prefill.Median() / 1e9 / peak;
+  const double tg_share =
+      decode.Median() / static_cast<double>(options.batch) * step_gb / limits.read_gbps;
+  const double pp_share =
+      2.0 * static_cast<double>(model.active_params()) * prefill.Median() / 1e9 / peak;
   if (options.json) {
-    const nlohmann::ordered_json line = {{"pp_tps", prefill.Median()},
-                                         {"pp_tps_spread", prefill.Spread()},
-                                         {"tg_tps", decode.Median()},
-                                         {"tg_tps_spread", decode.Spread()},
-                                         {"load_s", loaded.load_seconds},
-                                         {"rss_gb", resident},
-                                         {"peak_rss_gb", static_cast<double>(PeakResidentBytes()) / 1e9},
-                                         {"weights_gb", static_cast<double>(model.weight_bytes()) / 1e9},
-                                         {"read_gbps", limits.read_gbps},
-                                         {"peak_gops", peak},
-                                         {"f32_gops", limits.f32_gops},
-                                         {"bf16_gops", limits.bf16_gops},
-                                         {"int8_gops", limits.int8_gops},
-                                         {"tg_share_of_limit", tg_share},
-                                         {"pp_share_of_limit", pp_share},
-                                         {"threads", loaded.pool->num_threads()},
-                                         {"prompt", options.prompt},
-                                         {"decode", options.decode},
-                                         {"batch", options.batch},
-                                         {"activations", DTypeName(model.activation_dtype())},
-                                         {"target", GetCpuInfo().target_chosen}};
+    const nlohmann::ordered_json line = {
+        {"pp_tps", prefill.Median()},
+        {"pp_tps_spread", prefill.Spread()},
+        {"tg_tps", decode.Median()},
+        {"tg_tps_spread", decode.Spread()},
+        {"load_s", loaded.load_seconds},
+        {"rss_gb", resident},
+        {"peak_rss_gb", static_cast<double>(PeakResidentBytes()) / 1e9},
+        {"weights_gb", static_cast<double>(model.weight_bytes()) / 1e9},
+        {"read_gbps", limits.read_gbps},
+        {"peak_gops", peak},
+        {"f32_gops", limits.f32_gops},
+        {"bf16_gops", limits.bf16_gops},
+        {"int8_gops", limits.int8_gops},
+        {"tg_share_of_limit", tg_share},
+        {"pp_share_of_limit", pp_share},
+        {"threads", loaded.pool->num_threads()},
+        {"prompt", options.prompt},
+        {"decode", options.decode},
+        {"batch", options.batch},
+        {"activations", DTypeName(model.activation_dtype())},
+        {"target", GetCpuInfo().target_chosen}};
     fmt::print("{}\n", line.dump());
     return 0;
   }
-  fmt::print("{} threads, {}, {} weights {}, activations {}\n", loaded.pool->num_threads(), GetCpuInfo().target_chosen,
-             DTypeName(model.weight_dtype()), FormatBytes(static_cast<double>(model.weight_bytes())),
+  fmt::print("{} threads, {}, {} weights {}, activations {}\n", loaded.pool->num_threads(),
+             GetCpuInfo().target_chosen, DTypeName(model.weight_dtype()),
+             FormatBytes(static_cast<double>(model.weight_bytes())),
              DTypeName(model.activation_dtype()));
-  fmt::print("prefill {:>5} tokens      {:>9.1f} +- {:.1f} tokens/s, {:.0f} % of the {} peak ({:.0f} Gop/s)\n", options.prompt,
-             prefill.Median(), prefill.Spread(), 100 * pp_share, bf16 ? "bf16" : "f32", peak);
-  fmt::print("decode  {:>5} x {} tokens  {:>9.1f} +- {:.1f} tokens/s, {:.0f} % of the read bandwidth ({:.1f} GB/s; {} a step)\n",
-             options.decode, options.batch, decode.Median(), decode.Spread(), 100 * tg_share, limits.read_gbps,
-             FormatBytes(step_gb * 1e9));
-  fmt::print("load {:.2f} s, resident {:.2f} GB, of which weights {:.2f} GB\n", loaded.load_seconds, resident,
-             static_cast<double>(model.weight_bytes()) / 1e9);
+  fmt::print(
+      "prefill {:>5} tokens      {:>9.1f} +- {:.1f} tokens/s, {:.0f} % of the {} peak ({:.0f} "
+      "Gop/s)\n",
+      options.prompt, prefill.Median(), prefill.Spread(), 100 * pp_share, bf16 ? "bf16" : "f32",
+      peak);
+  fmt::print(
+      "decode  {:>5} x {} tokens  {:>9.1f} +- {:.1f} tokens/s, {:.0f} % of the read bandwidth "
+      "({:.1f} GB/s; {} a step)\n",
+      options.decode, options.batch, decode.Median(), decode.Spread(), 100 * tg_share,
+      limits.read_gbps, FormatBytes(step_gb * 1e9));
+  fmt::print("load {:.2f} s, resident {:.2f} GB, of which weights {:.2f} GB\n", loaded.load_seconds,
+             resident, static_cast<double>(model.weight_bytes()) / 1e9);
   return 0;
 }
 
@@ -209,7 +230,8 @@ std::function<int()> SetUpBench(CLI::App& app, Settings& settings) {
   app.add_option("-n", options->decode, "decoded tokens [128]");
   app.add_option("-b", options->batch, "sequences decoded at once [1]");
   app.add_option("-r", options->repeats, "repeats; median and spread are shown [3]");
-  app.add_option("--shape", options->shape, "random weights in a known model's shape, NAME[:bf16|f16|f32], instead of a file");
+  app.add_option("--shape", options->shape,
+                 "random weights in a known model's shape, NAME[:bf16|f16|f32], instead of a file");
   app.add_option("--layers", options->layers, "layers of --shape [all]");
   app.add_flag("--json", options->json, "machine-readable, one line");
   AddSettingOptions(app, settings);

@@ -21,35 +21,52 @@ namespace {
 
 const std::chrono::steady_clock::time_point g_start = std::chrono::steady_clock::now();
 
-// Settings whose other values this build does not have, with the reason; refused by name instead of being without effect.
+// Settings whose other values this build does not have, with the reason; refused by name instead of
+// being without effect.
 void RefuseWhatThisBuildLacks(const Settings& settings) {
   const std::string& runner = settings.Get("moe-runner");
   if (runner == "ascend") {
-    throw Error(ErrorCode::kUnsupported, "--moe-runner ascend: this build has no ascend runner; there are: aiter, reference");
+    throw Error(
+        ErrorCode::kUnsupported,
+        "--moe-runner ascend: this build has no ascend runner; there are: aiter, reference");
   }
   const std::string& kv = settings.Get("kv-dtype");
   if (kv == "fp8" || kv == "int8") {
-    throw Error(ErrorCode::kUnsupported, fmt::format("--kv-dtype {}: this build has no such KV cache; there are: f32, bf16, f16", kv));
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("--kv-dtype {}: this build has no such KV cache; there are: f32, bf16, f16",
+                    kv));
   }
 }
 
 }  // namespace
 
 void AddModelArgument(CLI::App& app, std::string& model) {
-  app.add_option("MODEL", model, "a checkpoint folder in Hugging Face layout; nothing = the embedded default model");
+  app.add_option(
+      "MODEL", model,
+      "a checkpoint folder in Hugging Face layout; nothing = the embedded default model");
 }
 
 void AddSettingOptions(CLI::App& app, Settings& settings) {
   for (const SettingSpec& spec : AllSettings()) {
     const std::string flag = "--" + std::string(spec.name);
-    const std::string help = fmt::format("{} [{}] (${})", spec.help, settings.Get(spec.name), SettingEnvName(spec.name));
+    const std::string help =
+        fmt::format("{} [{}] (${})", spec.help, settings.Get(spec.name), SettingEnvName(spec.name));
     if (spec.values == "flag") {
-      app.add_flag_callback(flag, [&settings, &spec, flag] { settings.Set(spec.name, "1", flag); }, help)->group("Settings");
+      app.add_flag_callback(
+             flag, [&settings, &spec, flag] { settings.Set(spec.name, "1", flag); }, help)
+          ->group("Settings");
       continue;
     }
     app.add_option_function<std::string>(
-           flag, [&settings, &spec, flag](const std::string& value) { settings.Set(spec.name, value, flag); }, help)
-        ->type_name(spec.values.starts_with("auto|count") || spec.values == "count" ? "N" : std::string(spec.values))
+           flag,
+           [&settings, &spec, flag](const std::string& value) {
+             settings.Set(spec.name, value, flag);
+           },
+           help)
+        ->type_name(spec.values.starts_with("auto|count") || spec.values == "count"
+                        ? "N"
+                        : std::string(spec.values))
         ->group("Settings");
   }
 }
@@ -62,7 +79,9 @@ std::shared_ptr<const ModelFiles> OpenModelFiles(const std::string& model) {
   }
   if (std::filesystem::path(model).extension() == ".gguf") {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}: this build does not read GGUF files; give a checkpoint folder in Hugging Face layout", model));
+                fmt::format("{}: this build does not read GGUF files; give a checkpoint folder in "
+                            "Hugging Face layout",
+                            model));
   }
   return ModelFiles::OpenFolder(model);
 }
@@ -70,14 +89,17 @@ std::shared_ptr<const ModelFiles> OpenModelFiles(const std::string& model) {
 std::shared_ptr<const Tokenizer> OpenTokenizer(const ModelFiles& files) {
   if (!files.Has("tokenizer.json")) {
     throw Error(ErrorCode::kNotFound,
-                fmt::format("{}: there is no tokenizer.json, so text cannot be encoded; copy it from the model's page, or use "
+                fmt::format("{}: there is no tokenizer.json, so text cannot be encoded; copy it "
+                            "from the model's page, or use "
                             "token ids (`switchyard logits --ids`)",
                             files.description()));
   }
   TokenizerFiles contents;
   contents.tokenizer_json = files.ReadText("tokenizer.json");
-  if (files.Has("tokenizer_config.json")) contents.tokenizer_config_json = files.ReadText("tokenizer_config.json");
-  if (files.Has("chat_template.jinja")) contents.chat_template_jinja = files.ReadText("chat_template.jinja");
+  if (files.Has("tokenizer_config.json"))
+    contents.tokenizer_config_json = files.ReadText("tokenizer_config.json");
+  if (files.Has("chat_template.jinja"))
+    contents.chat_template_jinja = files.ReadText("chat_template.jinja");
   return Tokenizer::Create(contents);
 }
 
@@ -88,7 +110,8 @@ std::unique_ptr<ThreadPool> MakeThreadPool(const Settings& settings) {
     if (isa == IsaName(level)) CapIsa(level);
   }
   const size_t threads = settings.GetCount("threads", AvailableCpus());
-  Log(LogLevel::kInfo, "threads", {{"count", std::to_string(threads)}, {"source", settings.Source("threads")}});
+  Log(LogLevel::kInfo, "threads",
+      {{"count", std::to_string(threads)}, {"source", settings.Source("threads")}});
   return std::make_unique<ThreadPool>(threads);
 }
 
@@ -96,7 +119,8 @@ ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dty
   ModelOptions options;
   options.moe.runner = settings.Get("moe-runner");
   options.moe.a2a = settings.Get("moe-a2a");
-  options.moe.act_dtype = settings.Get("act-dtype") == "auto" ? std::string(act_dtype) : settings.Get("act-dtype");
+  options.moe.act_dtype =
+      settings.IsDefault("act-dtype") ? std::string(act_dtype) : settings.Get("act-dtype");
   options.moe.disable_fused = settings.GetFlag("disable-fused-moe");
   return options;
 }
@@ -109,8 +133,8 @@ DType KvDType(const Settings& settings, DType activation_dtype) {
   return activation_dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
 }
 
-LoadedModel LoadModel(const std::string& model, const Settings& settings, std::string_view act_dtype,
-                      size_t max_sequences) {
+LoadedModel LoadModel(const std::string& model, const Settings& settings,
+                      std::string_view act_dtype, size_t max_sequences) {
   const double start = SecondsSinceStart();
   LoadedModel loaded;
   loaded.files = OpenModelFiles(model);
@@ -159,9 +183,15 @@ std::vector<int32_t> ParseIds(std::string_view text) {
 
 void RequireUtf8(std::string_view text, std::string_view what) {
   for (size_t i = 0; i < text.size();) {
-    const auto byte = [&](size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
+    const auto byte = [&](size_t at) {
+      return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u;
+    };
     const unsigned lead = byte(i);
-    const size_t length = lead < 0x80 ? 1 : lead >> 5 == 6 ? 2 : lead >> 4 == 14 ? 3 : lead >> 3 == 30 ? 4 : 0;
+    const size_t length = lead < 0x80       ? 1
+                          : lead >> 5 == 6  ? 2
+                          : lead >> 4 == 14 ? 3
+                          : lead >> 3 == 30 ? 4
+                                            : 0;
     unsigned point = length == 1 ? lead : lead & (0x7fu >> length);
     bool good = length != 0;
     for (size_t j = 1; good && j < length; ++j) {
@@ -169,9 +199,11 @@ void RequireUtf8(std::string_view text, std::string_view what) {
       point = point << 6 | (byte(i + j) & 0x3f);
     }
     constexpr unsigned kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
-    good = good && point >= kSmallest[length] && point <= 0x10ffff && (point < 0xd800 || point > 0xdfff);
+    good = good && point >= kSmallest[length] && point <= 0x10ffff &&
+           (point < 0xd800 || point > 0xdfff);
     if (!good) {
-      throw Error(ErrorCode::kInvalidArgument, fmt::format("{} is not valid UTF-8: byte {:#04x} at offset {}", what, lead, i));
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{} is not valid UTF-8: byte {:#04x} at offset {}", what, lead, i));
     }
     i += length;
   }

@@ -32,7 +32,7 @@ std::shared_ptr<const Tokenizer> OpenTokenizer(const ModelFiles& files);
 // Applies --isa and --threads.
 std::unique_ptr<ThreadPool> MakeThreadPool(const Settings& settings);
 
-// The model options that the settings ask for; an "auto" act dtype becomes `act_dtype`.
+// The model options that the settings ask for; `act_dtype` is what the verb takes if nobody set it.
 ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dtype);
 
 // The type of the KV cache: f32 with f32 activations, else bf16, unless the settings say otherwise.
@@ -46,9 +46,9 @@ struct LoadedModel {
   std::unique_ptr<Executor> executor;
   double load_seconds = 0;
 };
-// `act_dtype`: what "auto" means for this verb. Errors: all those of loading.
-LoadedModel LoadModel(const std::string& model, const Settings& settings, std::string_view act_dtype,
-                      size_t max_sequences = 1);
+// `act_dtype`: the verb's default. Errors: all those of loading.
+LoadedModel LoadModel(const std::string& model, const Settings& settings,
+                      std::string_view act_dtype, size_t max_sequences = 1);
 
 // The whole content of a file, "-" = standard input. Errors: kNotFound naming it.
 std::string ReadFile(const std::string& path);

@@ -16,13 +16,15 @@ std::function<int()> SetUpConfig(CLI::App& app, Settings& settings) {
     if (*json) {
       nlohmann::ordered_json all;
       for (const SettingSpec& spec : AllSettings()) {
-        all[std::string(spec.name)] = {{"value", settings.Get(spec.name)}, {"source", settings.Source(spec.name)}};
+        all[std::string(spec.name)] = {{"value", settings.Get(spec.name)},
+                                       {"source", settings.Source(spec.name)}};
       }
       fmt::print("{}\n", all.dump());
       return 0;
     }
     for (const SettingSpec& spec : AllSettings()) {
-      fmt::print("{:<20} {:<10} {:<28} {}\n", spec.name, settings.Get(spec.name), settings.Source(spec.name), spec.help);
+      fmt::print("{:<20} {:<10} {:<28} {}\n", spec.name, settings.Get(spec.name),
+                 settings.Source(spec.name), spec.help);
     }
     return 0;
   };

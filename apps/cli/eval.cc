@@ -23,26 +23,31 @@ int Run(const Options& options, const Settings& settings) {
   const LoadedModel loaded = LoadModel(options.model, settings, "f32");
   const std::shared_ptr<const Tokenizer> tokenizer = OpenTokenizer(*loaded.files);
   // The text as one string, nothing added and nothing in it a control token.
-  const std::vector<int32_t> ids = tokenizer->Encode(text, {.add_special_tokens = false, .parse_special = false});
+  const std::vector<int32_t> ids =
+      tokenizer->Encode(text, {.add_special_tokens = false, .parse_special = false});
   const bool show_progress = isatty(STDERR_FILENO) != 0;
   const double start = SecondsSinceStart();
   const PerplexityResult result = Perplexity(
-      *loaded.executor, ids, {.window = options.window, .stride = options.stride, .chunk = settings.GetCount("chunk")},
+      *loaded.executor, ids,
+      {.window = options.window, .stride = options.stride, .chunk = settings.GetCount("chunk")},
       [&](size_t done, size_t all) {
-        if (show_progress) fmt::print(stderr, "\r{} of {} tokens{}", done, all, done == all ? "\n" : "");
+        if (show_progress)
+          fmt::print(stderr, "\r{} of {} tokens{}", done, all, done == all ? "\n" : "");
       });
   const double seconds = SecondsSinceStart() - start;
   if (options.json) {
-    const nlohmann::ordered_json line = {{"perplexity", result.perplexity}, {"mean_nll", result.mean_nll},
-                                         {"tokens", result.num_tokens},     {"scored_tokens", result.num_scored},
-                                         {"windows", result.num_windows},   {"window", result.window},
-                                         {"stride", result.stride},         {"seconds", seconds}};
+    const nlohmann::ordered_json line = {
+        {"perplexity", result.perplexity}, {"mean_nll", result.mean_nll},
+        {"tokens", result.num_tokens},     {"scored_tokens", result.num_scored},
+        {"windows", result.num_windows},   {"window", result.window},
+        {"stride", result.stride},         {"seconds", seconds}};
     fmt::print("{}\n", line.dump());
     return 0;
   }
   fmt::print("perplexity {:.2f} per token ({:.4f} nats)\n", result.perplexity, result.mean_nll);
-  fmt::print("{} tokens, {} scored, {} windows of {} tokens, stride {}, {:.1f} s\n", result.num_tokens, result.num_scored,
-             result.num_windows, result.window, result.stride, seconds);
+  fmt::print("{} tokens, {} scored, {} windows of {} tokens, stride {}, {:.1f} s\n",
+             result.num_tokens, result.num_scored, result.num_windows, result.window, result.stride,
+             seconds);
   return 0;
 }
 

@@ -43,7 +43,8 @@ ordered_json Machine() {
 template <typename Entries>
 ordered_json Named(const Entries& entries) {
   ordered_json rows = ordered_json::array();
-  for (const auto& entry : entries) rows.push_back({{"name", entry.name}, {"summary", entry.summary}});
+  for (const auto& entry : entries)
+    rows.push_back({{"name", entry.name}, {"summary", entry.summary}});
   return rows;
 }
 
@@ -51,16 +52,20 @@ ordered_json Build() {
   const moe::Registry& registry = moe::BuiltinRegistry();
   ordered_json permutes = ordered_json::array();
   for (const moe::PrePermuteEntry& entry : registry.pre_permutes()) {
-    permutes.push_back({{"format", moe::DispatchFormatName(entry.format)}, {"runner", entry.runner}});
+    permutes.push_back(
+        {{"format", moe::DispatchFormatName(entry.format)}, {"runner", entry.runner}});
   }
   ordered_json schemes = ordered_json::array();
   for (const moe::SchemeEntry& entry : registry.schemes()) {
-    schemes.push_back({{"name", entry.name}, {"summary", entry.summary}, {"runners", entry.runners()}});
+    schemes.push_back(
+        {{"name", entry.name}, {"summary", entry.summary}, {"runners", entry.runners()}});
   }
   ordered_json activations = ordered_json::array();
-  for (const kernels::Activation& activation : kernels::AllActivations()) activations.push_back(activation.name);
+  for (const kernels::Activation& activation : kernels::AllActivations())
+    activations.push_back(activation.name);
   ordered_json kernels = ordered_json::array();
-  for (const kernels::MatmulKernel& kernel : kernels::AllMatmulKernels()) kernels.push_back(kernel.name);
+  for (const kernels::MatmulKernel& kernel : kernels::AllMatmulKernels())
+    kernels.push_back(kernel.name);
   ordered_json architectures = ordered_json::array();
   for (const ArchitectureEntry* entry : AllArchitectures()) {
     architectures.push_back({{"name", entry->name}, {"summary", entry->summary}});
@@ -79,26 +84,32 @@ ordered_json Build() {
           {"activations", activations},
           {"matmul_kernels", kernels},
           {"architectures", architectures},
-          {"absent", {{{"name", "MPI"}, {"reason", "this version has no expert parallelism"}},
-                      {{"name", "GGUF"}, {"reason", "this version reads unquantised safetensors only"}}}}};
+          {"absent",
+           {{{"name", "MPI"}, {"reason", "this version has no expert parallelism"}},
+            {{"name", "GGUF"}, {"reason", "this version reads unquantised safetensors only"}}}}};
 }
 
 // Why the choices are what they are, for the runner of unquantised experts.
 std::vector<std::string> Explain(const Settings& settings) {
   std::vector<std::string> lines;
-  lines.push_back(fmt::format("isa: {} ({}): the highest level that the CPU supports and the build contains, capped by --isa",
-                              IsaName(CurrentIsa()), settings.Source("isa")));
-  lines.push_back(fmt::format("act-dtype: {} ({}): auto takes bf16 for bf16 weights {}, else f32", settings.Get("act-dtype"),
-                              settings.Source("act-dtype"),
-                              HasNativeBF16() ? "here, because the CPU multiplies bf16 pairs"
-                                              : "nowhere here, because the CPU (or --isa) has no bf16 products"));
+  lines.push_back(
+      fmt::format("isa: {} ({}): the highest level that the CPU supports and the build contains, "
+                  "capped by --isa",
+                  IsaName(CurrentIsa()), settings.Source("isa")));
+  lines.push_back(fmt::format(
+      "act-dtype: {} ({}): auto takes bf16 for bf16 weights {}, else f32",
+      settings.Get("act-dtype"), settings.Source("act-dtype"),
+      HasNativeBF16() ? "here, because the CPU multiplies bf16 pairs"
+                      : "nowhere here, because the CPU (or --isa) has no bf16 products"));
   for (const moe::SchemeEntry& scheme : moe::BuiltinRegistry().schemes()) {
-    lines.push_back(fmt::format("moe-runner: {} ({}): for scheme {} auto takes {}, the first of {}", settings.Get("moe-runner"),
-                                settings.Source("moe-runner"), scheme.name, scheme.runners().front(),
+    lines.push_back(fmt::format("moe-runner: {} ({}): for scheme {} auto takes {}, the first of {}",
+                                settings.Get("moe-runner"), settings.Source("moe-runner"),
+                                scheme.name, scheme.runners().front(),
                                 fmt::join(scheme.runners(), ", ")));
   }
-  lines.push_back(fmt::format("moe-a2a: {} ({}): dispatcher {}", settings.Get("moe-a2a"), settings.Source("moe-a2a"),
-                              moe::BuiltinRegistry().DispatcherForA2a(settings.Get("moe-a2a")).name));
+  lines.push_back(fmt::format(
+      "moe-a2a: {} ({}): dispatcher {}", settings.Get("moe-a2a"), settings.Source("moe-a2a"),
+      moe::BuiltinRegistry().DispatcherForA2a(settings.Get("moe-a2a")).name));
   return lines;
 }
 
@@ -114,9 +125,11 @@ void PrintTable(const std::string& title, const ordered_json& object) {
       if (item.is_string()) {
         items.push_back(item.get<std::string>());
       } else if (item.contains("format")) {
-        items.push_back(fmt::format("{} <-> {}", item["format"].get<std::string>(), item["runner"].get<std::string>()));
+        items.push_back(fmt::format("{} <-> {}", item["format"].get<std::string>(),
+                                    item["runner"].get<std::string>()));
       } else {
-        const std::string note = item.contains("summary") ? item["summary"].get<std::string>() : item["reason"].get<std::string>();
+        const std::string note = item.contains("summary") ? item["summary"].get<std::string>()
+                                                          : item["reason"].get<std::string>();
         items.push_back(fmt::format("{} ({})", item["name"].get<std::string>(), note));
       }
     }

@@ -28,8 +28,11 @@ std::string WindowPlan(const ModelConfig& config) {
   std::string plan;
   for (size_t i = 0; i < config.layers.size();) {
     size_t end = i;
-    while (end < config.layers.size() && config.layers[end].window == config.layers[i].window) ++end;
-    const std::string keys = config.layers[i].window == 0 ? "all keys" : fmt::format("last {} keys", config.layers[i].window);
+    while (end < config.layers.size() && config.layers[end].window == config.layers[i].window)
+      ++end;
+    const std::string keys = config.layers[i].window == 0
+                                 ? "all keys"
+                                 : fmt::format("last {} keys", config.layers[i].window);
     plan += fmt::format("{}{}-{}: {}", plan.empty() ? "" : ", ", i, end - 1, keys);
     i = end;
   }
@@ -57,8 +60,9 @@ ordered_json DescribeConfig(const ModelConfig& config) {
           {"experts_per_token", config.top_k},
           {"expert_intermediate_size", config.moe_intermediate_size},
           {"dense_intermediate_size", config.dense_intermediate_size},
-          {"router", fmt::format("{}, {}", moe::ScoringFuncName(config.scoring_func),
-                                 config.renormalize ? "weights renormalised" : "weights not renormalised")},
+          {"router",
+           fmt::format("{}, {}", moe::ScoringFuncName(config.scoring_func),
+                       config.renormalize ? "weights renormalised" : "weights not renormalised")},
           {"tied_embeddings", config.tie_word_embeddings}};
 }
 
@@ -78,19 +82,20 @@ ordered_json DescribeMemory(const Model& model, const Settings& settings) {
 ordered_json DescribeSchemes(const Checkpoint& checkpoint) {
   std::map<std::string, std::map<std::string, size_t>> bytes;  // part -> dtype -> bytes
   for (std::string_view name : checkpoint.Names()) {
-    const std::string_view part = name.find("experts") != std::string_view::npos     ? "experts"
-                                  : name.find("self_attn") != std::string_view::npos ? "attention"
+    const std::string_view part = name.find("experts") != std::string_view::npos       ? "experts"
+                                  : name.find("self_attn") != std::string_view::npos   ? "attention"
                                   : name.find("gate.weight") != std::string_view::npos ? "router"
-                                  : name.find("norm") != std::string_view::npos      ? "norms"
-                                  : name.find("embed") != std::string_view::npos     ? "embedding"
-                                  : name.find("lm_head") != std::string_view::npos   ? "head"
-                                                                                     : "dense mlp";
+                                  : name.find("norm") != std::string_view::npos        ? "norms"
+                                  : name.find("embed") != std::string_view::npos       ? "embedding"
+                                  : name.find("lm_head") != std::string_view::npos     ? "head"
+                                                                                   : "dense mlp";
     const TensorInfo& info = *checkpoint.Info(name);
     bytes[std::string(part)][std::string(DTypeName(info.dtype))] += info.end - info.begin;
   }
   ordered_json parts;
   for (const auto& [part, by_type] : bytes) {
-    for (const auto& [dtype, size] : by_type) parts[part].push_back({{"scheme", "unquant"}, {"dtype", dtype}, {"bytes", size}});
+    for (const auto& [dtype, size] : by_type)
+      parts[part].push_back({{"scheme", "unquant"}, {"dtype", dtype}, {"bytes", size}});
   }
   return parts;
 }
@@ -99,11 +104,12 @@ ordered_json DescribeTensors(const Checkpoint& checkpoint) {
   ordered_json rows = ordered_json::array();
   for (std::string_view name : checkpoint.Names()) {
     const TensorInfo& info = *checkpoint.Info(name);
-    rows.push_back({{"name", name},
-                    {"dtype", DTypeName(info.dtype)},
-                    {"shape", std::vector<size_t>(info.shape.dims().begin(), info.shape.dims().end())},
-                    {"bytes", info.end - info.begin},
-                    {"file", checkpoint.FileOf(name)}});
+    rows.push_back(
+        {{"name", name},
+         {"dtype", DTypeName(info.dtype)},
+         {"shape", std::vector<size_t>(info.shape.dims().begin(), info.shape.dims().end())},
+         {"bytes", info.end - info.begin},
+         {"file", checkpoint.FileOf(name)}});
   }
   return rows;
 }
@@ -113,7 +119,9 @@ void PrintObject(std::string_view title, const ordered_json& object) {
   for (const auto& [key, value] : object.items()) {
     const bool is_bytes = key.find("bytes") != std::string::npos && value.is_number();
     fmt::print("  {:<26} {}\n", key,
-               is_bytes ? FormatBytes(value.get<double>()) : value.is_string() ? value.get<std::string>() : value.dump());
+               is_bytes            ? FormatBytes(value.get<double>())
+               : value.is_string() ? value.get<std::string>()
+                                   : value.dump());
   }
 }
 
@@ -123,27 +131,30 @@ void PrintAll(const ordered_json& all) {
   fmt::print("weights\n");
   for (const auto& [part, rows] : all["schemes"].items()) {
     for (const ordered_json& row : rows) {
-      fmt::print("  {:<26} {} ({}), {}\n", part, row["scheme"].get<std::string>(), row["dtype"].get<std::string>(),
-                 FormatBytes(row["bytes"].get<double>()));
+      fmt::print("  {:<26} {} ({}), {}\n", part, row["scheme"].get<std::string>(),
+                 row["dtype"].get<std::string>(), FormatBytes(row["bytes"].get<double>()));
     }
   }
   PrintObject("memory", all["memory"]);
   fmt::print("computed with\n");
   for (const ordered_json& plan : all["plan"]) {
     const std::string runner = plan["runner"].get<std::string>();
-    fmt::print("  {:<26} {}{} on {} weights: {}\n", plan["part"].get<std::string>(), plan["kernel"].get<std::string>(),
-               runner.empty() ? "" : ", runner " + runner, plan["weights"].get<std::string>(), plan["reason"].get<std::string>());
+    fmt::print("  {:<26} {}{} on {} weights: {}\n", plan["part"].get<std::string>(),
+               plan["kernel"].get<std::string>(), runner.empty() ? "" : ", runner " + runner,
+               plan["weights"].get<std::string>(), plan["reason"].get<std::string>());
   }
   if (all.contains("tensors")) {
     fmt::print("tensors\n");
     for (const ordered_json& row : all["tensors"]) {
-      fmt::print("  {:<60} {:<5} {:<20} {:>10}  {}\n", row["name"].get<std::string>(), row["dtype"].get<std::string>(),
-                 row["shape"].dump(), FormatBytes(row["bytes"].get<double>()), row["file"].get<std::string>());
+      fmt::print("  {:<60} {:<5} {:<20} {:>10}  {}\n", row["name"].get<std::string>(),
+                 row["dtype"].get<std::string>(), row["shape"].dump(),
+                 FormatBytes(row["bytes"].get<double>()), row["file"].get<std::string>());
     }
   }
   if (all.contains("verify")) {
     fmt::print("verify\n");
-    for (const ordered_json& line : all["verify"]["problems"]) fmt::print("  {}\n", line.get<std::string>());
+    for (const ordered_json& line : all["verify"]["problems"])
+      fmt::print("  {}\n", line.get<std::string>());
     fmt::print("  {}\n", all["verify"]["result"].get<std::string>());
   }
 }
@@ -161,18 +172,24 @@ int Run(const Options& options, const Settings& settings) {
   all["schemes"] = DescribeSchemes(checkpoint);
   all["memory"] = DescribeMemory(*model, settings);
   for (const ComputePlan& plan : model->Explain()) {
-    all["plan"].push_back({{"part", plan.part}, {"weights", plan.weights}, {"kernel", plan.kernel}, {"runner", plan.runner}, {"reason", plan.reason}});
+    all["plan"].push_back({{"part", plan.part},
+                           {"weights", plan.weights},
+                           {"kernel", plan.kernel},
+                           {"runner", plan.runner},
+                           {"reason", plan.reason}});
   }
   if (options.tensors) all["tensors"] = DescribeTensors(checkpoint);
   bool good = true;
   if (options.verify) {
-    // Loading has proven that every tensor is used once and that every byte of every file belongs to one.
+    // Loading has proven that every tensor is used once and that every byte of every file belongs
+    // to one.
     good = model->bad_tensors().empty();
     all["verify"]["problems"] = model->bad_tensors();
-    all["verify"]["result"] =
-        fmt::format("{} tensors, {}: every tensor used once, every byte accounted for, {}", checkpoint.Names().size(),
-                    FormatBytes(static_cast<double>(checkpoint.total_bytes())),
-                    good ? "no NaN or infinity" : fmt::format("{} tensors with NaN or infinity", model->bad_tensors().size()));
+    all["verify"]["result"] = fmt::format(
+        "{} tensors, {}: every tensor used once, every byte accounted for, {}",
+        checkpoint.Names().size(), FormatBytes(static_cast<double>(checkpoint.total_bytes())),
+        good ? "no NaN or infinity"
+             : fmt::format("{} tensors with NaN or infinity", model->bad_tensors().size()));
   }
   if (options.json) {
     fmt::print("{}\n", all.dump());
@@ -189,7 +206,8 @@ std::function<int()> SetUpInspect(CLI::App& app, Settings& settings) {
   AddModelArgument(app, options->model);
   app.add_flag("--json", options->json, "machine-readable");
   app.add_flag("--tensors", options->tensors, "list every tensor");
-  app.add_flag("--verify", options->verify, "read everything and look for NaN and infinity; exit 1 if there is any");
+  app.add_flag("--verify", options->verify,
+               "read everything and look for NaN and infinity; exit 1 if there is any");
   AddSettingOptions(app, settings);
   return [options, &settings] { return Run(*options, settings); };
 }

@@ -1,4 +1,5 @@
-// The switchyard program: parses the command line, installs the log, runs a verb, explains failures.
+// The switchyard program: parses the command line, installs the log, runs a verb, explains
+// failures.
 #include <fmt/format.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
@@ -34,19 +35,21 @@ constexpr VerbRow kVerbs[] = {
 
 void InstallLog(const std::string& level) {
   if (level == "off") return;
-  const auto logger = std::make_shared<spdlog::logger>("switchyard", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  const auto logger = std::make_shared<spdlog::logger>(
+      "switchyard", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   logger->set_pattern("switchyard: %^%l%$: %v");
   logger->set_level(spdlog::level::trace);
-  const LogLevel lowest = level == "debug" ? LogLevel::kDebug
-                          : level == "info" ? LogLevel::kInfo
+  const LogLevel lowest = level == "debug"   ? LogLevel::kDebug
+                          : level == "info"  ? LogLevel::kInfo
                           : level == "error" ? LogLevel::kError
                                              : LogLevel::kWarning;
   SetLogSink(
-      [logger](LogLevel log_level, std::string_view message, std::initializer_list<LogField> fields) {
+      [logger](LogLevel log_level, std::string_view message,
+               std::initializer_list<LogField> fields) {
         std::string line(message);
         for (const LogField& field : fields) line += fmt::format(" {}={}", field.key, field.value);
-        constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info, spdlog::level::warn,
-                                                         spdlog::level::err};
+        constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
+                                                         spdlog::level::warn, spdlog::level::err};
         logger->log(kLevels[static_cast<size_t>(log_level)], line);
       },
       lowest);

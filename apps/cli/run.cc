@@ -1,4 +1,5 @@
-// Verb run: one answer to a prompt, or an interactive chat. Text streams to standard output as it comes.
+// Verb run: one answer to a prompt, or an interactive chat. Text streams to standard output as it
+// comes.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -48,19 +49,24 @@ void CatchInterrupt() {
 // What the user said, else what the checkpoint recommends.
 SamplingOptions MakeSampling(const Options& options, const GenerationDefaults& defaults) {
   SamplingOptions sampling;
-  sampling.temperature = options.temperature.value_or(defaults.do_sample ? defaults.temperature.value_or(1.0) : 0.0);
+  sampling.temperature =
+      options.temperature.value_or(defaults.do_sample ? defaults.temperature.value_or(1.0) : 0.0);
   sampling.top_k = options.top_k.value_or(defaults.top_k.value_or(0));
   sampling.top_p = options.top_p.value_or(defaults.top_p.value_or(1.0));
   sampling.min_p = options.min_p.value_or(defaults.min_p.value_or(0.0));
-  sampling.repeat_penalty = options.repeat_penalty.value_or(defaults.repetition_penalty.value_or(1.0));
+  sampling.repeat_penalty =
+      options.repeat_penalty.value_or(defaults.repetition_penalty.value_or(1.0));
   sampling.seed = options.seed.value_or(std::random_device{}());
   ValidateSampling(sampling);
-  Log(LogLevel::kInfo, "sampling", {{"temperature", fmt::format("{}", sampling.temperature)}, {"seed", std::to_string(sampling.seed)}});
+  Log(LogLevel::kInfo, "sampling",
+      {{"temperature", fmt::format("{}", sampling.temperature)},
+       {"seed", std::to_string(sampling.seed)}});
   return sampling;
 }
 
 // Every id that ends an answer: of config.json, generation_config.json and the tokenizer, joined.
-std::vector<int32_t> StopIds(const ModelConfig& config, const GenerationDefaults& defaults, const Tokenizer& tokenizer) {
+std::vector<int32_t> StopIds(const ModelConfig& config, const GenerationDefaults& defaults,
+                             const Tokenizer& tokenizer) {
   std::vector<int32_t> ids;
   for (const std::vector<size_t>* list : {&config.eos_ids, &defaults.eos_ids}) {
     for (size_t id : *list) ids.push_back(static_cast<int32_t>(id));
@@ -89,7 +95,8 @@ class Talker {
       : options_(options),
         loaded_(LoadModel(options.model, settings, "auto")),
         tokenizer_(OpenTokenizer(*loaded_.files)),
-        engine_(*loaded_.executor, {.prefill_chunk = settings.GetCount("chunk"), .max_sequences = 1}) {
+        engine_(*loaded_.executor,
+                {.prefill_chunk = settings.GetCount("chunk"), .max_sequences = 1}) {
     const GenerationDefaults defaults = ReadGenerationConfig(*loaded_.files);
     sampling_ = MakeSampling(options, defaults);
     stop_ids_ = StopIds(loaded_.model->config(), defaults, *tokenizer_);
@@ -146,7 +153,10 @@ class Talker {
          {"finish", std::string(FinishReasonName(answer.finish))},
          {"first_token_s", fmt::format("{:.3f}", first - start)},
          {"since_process_start_s", fmt::format("{:.3f}", first)},
-         {"tokens_per_s", fmt::format("{:.1f}", answer.num_tokens > 1 ? static_cast<double>(answer.num_tokens - 1) / decode_seconds : 0.0)}});
+         {"tokens_per_s",
+          fmt::format("{:.1f}", answer.num_tokens > 1
+                                    ? static_cast<double>(answer.num_tokens - 1) / decode_seconds
+                                    : 0.0)}});
     return answer;
   }
 
@@ -161,15 +171,17 @@ class Talker {
 
 nlohmann::ordered_json FirstMessages(const Options& options) {
   nlohmann::ordered_json messages = nlohmann::ordered_json::array();
-  if (!options.system.empty()) messages.push_back({{"role", "system"}, {"content", options.system}});
+  if (!options.system.empty())
+    messages.push_back({{"role", "system"}, {"content", options.system}});
   return messages;
 }
 
 int AnswerOnce(const Options& options, Talker& talker) {
   const bool chat = !options.raw && talker.tokenizer().HasChatTemplate();
   if (!options.system.empty() && !chat) {
-    throw Error(ErrorCode::kInvalidArgument, options.raw ? "--system has no effect with --raw: leave one of them out"
-                                                         : "--system needs a chat template, and this model has none");
+    throw Error(ErrorCode::kInvalidArgument,
+                options.raw ? "--system has no effect with --raw: leave one of them out"
+                            : "--system needs a chat template, and this model has none");
   }
   std::vector<int32_t> prompt;
   if (chat) {
@@ -188,8 +200,9 @@ int Chat(const Options& options, Talker& talker) {
   const bool use_template = !options.raw && talker.tokenizer().HasChatTemplate();
   const bool terminal = isatty(STDIN_FILENO) != 0;
   if (terminal) {
-    fmt::print(stderr, "{}\n", use_template ? "Chat. Ctrl-C stops an answer, /clear forgets, /exit ends."
-                                            : "Each line is continued as it is. Ctrl-C stops, /exit ends.");
+    fmt::print(stderr, "{}\n",
+               use_template ? "Chat. Ctrl-C stops an answer, /clear forgets, /exit ends."
+                            : "Each line is continued as it is. Ctrl-C stops, /exit ends.");
   }
   nlohmann::ordered_json messages = FirstMessages(options);
   std::string line;
@@ -213,7 +226,8 @@ int Chat(const Options& options, Talker& talker) {
       Print("\n");
     } catch (const Error& e) {
       // The conversation goes on without the turn that failed.
-      if (use_template && !messages.empty() && messages.back()["role"] == "user") messages.erase(messages.size() - 1);
+      if (use_template && !messages.empty() && messages.back()["role"] == "user")
+        messages.erase(messages.size() - 1);
       fmt::print(stderr, "switchyard: {}: {}\n", ErrorCodeName(e.code()), e.message());
       if (!terminal) return ErrorExitStatus(e.code());
     }
@@ -227,13 +241,15 @@ int Run(const Options& options, const Settings& settings, bool has_prompt) {
     throw Error(ErrorCode::kInvalidArgument, "-n must be at least 1, found 0");
   }
   if (has_prompt && options.prompt.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, "-p: the prompt is empty: at least one character is needed to start from");
+    throw Error(ErrorCode::kInvalidArgument,
+                "-p: the prompt is empty: at least one character is needed to start from");
   }
   RequireUtf8(options.prompt, "-p");
   RequireUtf8(options.system, "--system");
   for (const std::string& stop : options.stops) {
     RequireUtf8(stop, "--stop");
-    if (stop.empty()) throw Error(ErrorCode::kInvalidArgument, "--stop: a stop text must not be empty");
+    if (stop.empty())
+      throw Error(ErrorCode::kInvalidArgument, "--stop: a stop text must not be empty");
   }
   Talker talker(options, settings);
   CatchInterrupt();
@@ -245,19 +261,27 @@ int Run(const Options& options, const Settings& settings, bool has_prompt) {
 std::function<int()> SetUpRun(CLI::App& app, Settings& settings) {
   auto options = std::make_shared<Options>();
   AddModelArgument(app, options->model);
-  CLI::Option* prompt = app.add_option("-p,--prompt", options->prompt,
-                                       "answer this and end; without it: an interactive chat. The model's chat template is "
-                                       "applied if it has one, unless --raw is given");
-  app.add_option("-n,--max-tokens", options->max_new_tokens, "most tokens of an answer [what fits into the context]");
-  app.add_option("--temp", options->temperature, "temperature, 0 = greedy [generation_config.json, else 0]");
+  CLI::Option* prompt = app.add_option(
+      "-p,--prompt", options->prompt,
+      "answer this and end; without it: an interactive chat. The model's chat template is "
+      "applied if it has one, unless --raw is given");
+  app.add_option("-n,--max-tokens", options->max_new_tokens,
+                 "most tokens of an answer [what fits into the context]");
+  app.add_option("--temp", options->temperature,
+                 "temperature, 0 = greedy [generation_config.json, else 0]");
   app.add_option("--top-k", options->top_k, "keep the k most likely tokens, 0 = all");
-  app.add_option("--top-p", options->top_p, "keep the most likely tokens up to this sum of probabilities");
-  app.add_option("--min-p", options->min_p, "drop tokens below this part of the most likely one's probability");
-  app.add_option("--repeat-penalty", options->repeat_penalty, "penalty on tokens that occurred, 1 = none");
+  app.add_option("--top-p", options->top_p,
+                 "keep the most likely tokens up to this sum of probabilities");
+  app.add_option("--min-p", options->min_p,
+                 "drop tokens below this part of the most likely one's probability");
+  app.add_option("--repeat-penalty", options->repeat_penalty,
+                 "penalty on tokens that occurred, 1 = none");
   app.add_option("--seed", options->seed, "seed of the random draw [random]");
-  app.add_option("--stop", options->stops, "text that ends an answer, not printed; may be given several times");
+  app.add_option("--stop", options->stops,
+                 "text that ends an answer, not printed; may be given several times");
   app.add_option("--system", options->system, "system message of the chat");
-  app.add_flag("--raw", options->raw, "continue the text as it is: no chat template, control tokens written in it count");
+  app.add_flag("--raw", options->raw,
+               "continue the text as it is: no chat template, control tokens written in it count");
   AddSettingOptions(app, settings);
   return [options, &settings, prompt] { return Run(*options, settings, prompt->count() > 0); };
 }

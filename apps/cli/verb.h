@@ -9,7 +9,8 @@
 
 namespace switchyard::cli {
 
-// Adds the verb to `app` and returns what runs when it is chosen: its exit status. Options are stored behind the function.
+// Adds the verb to `app` and returns what runs when it is chosen: its exit status. Options are
+// stored behind the function.
 using VerbSetup = std::function<int()> (*)(CLI::App& app, Settings& settings);
 
 std::function<int()> SetUpRun(CLI::App& app, Settings& settings);

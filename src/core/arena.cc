@@ -11,7 +11,9 @@ namespace {
 
 constexpr size_t kSmallestBlock = size_t{1} << 20;
 
-size_t RoundUp(size_t bytes) { return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment; }
+size_t RoundUp(size_t bytes) {
+  return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
+}
 
 }  // namespace
 
@@ -22,8 +24,9 @@ Arena::~Arena() {
 void Arena::AddBlock(size_t bytes) {
   void* data = ::operator new(bytes, std::align_val_t{kAlignment}, std::nothrow);
   if (data == nullptr) {
-    throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("out of memory: {} bytes of scratch memory could not be allocated", bytes));
+    throw Error(
+        ErrorCode::kResourceExhausted,
+        fmt::format("out of memory: {} bytes of scratch memory could not be allocated", bytes));
   }
   blocks_.push_back({static_cast<std::byte*>(data), bytes});
   ++num_system_allocations_;
@@ -32,7 +35,8 @@ void Arena::AddBlock(size_t bytes) {
 void* Arena::Allocate(size_t bytes) {
   // One alignment unit more than asked for, so that a vector load at the last element stays inside.
   if (bytes > SIZE_MAX / 2) {
-    throw Error(ErrorCode::kResourceExhausted, fmt::format("scratch memory of {} bytes was asked for", bytes));
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("scratch memory of {} bytes was asked for", bytes));
   }
   const size_t need = RoundUp(bytes) + kAlignment;
   while (current_ < blocks_.size() && used_ + need > blocks_[current_].bytes) {

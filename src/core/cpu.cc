@@ -80,7 +80,9 @@ std::string FirstLineValue(const char* path, std::string_view key) {
 
 // cpu.max of cgroup v2 ("150000 100000"), or the two files of v1; 0 = no limit.
 double CgroupQuota() {
-  const auto ratio = [](double quota, double period) { return quota > 0 && period > 0 ? quota / period : 0.0; };
+  const auto ratio = [](double quota, double period) {
+    return quota > 0 && period > 0 ? quota / period : 0.0;
+  };
   if (std::ifstream file("/sys/fs/cgroup/cpu.max"); file) {
     double quota = 0;
     double period = 0;
@@ -110,9 +112,12 @@ size_t CacheBytes(int name) {
 size_t CountNumaNodes() {
   size_t nodes = 0;
   std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/sys/devices/system/node", ignored)) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/sys/devices/system/node", ignored)) {
     const std::string name = entry.path().filename().string();
-    if (name.size() > 4 && name.starts_with("node") && name.find_first_not_of("0123456789", 4) == std::string::npos) ++nodes;
+    if (name.size() > 4 && name.starts_with("node") &&
+        name.find_first_not_of("0123456789", 4) == std::string::npos)
+      ++nodes;
   }
   return std::max<size_t>(nodes, 1);
 }
@@ -132,7 +137,9 @@ std::vector<Isa> SupportedIsas() {
   static const int64_t cpu = AllowedTargets();
   std::vector<Isa> isas;
   for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
-    const int64_t of_level = isa == Isa::kScalar ? kScalarTargets : isa == Isa::kAvx2 ? kAvx2Targets : kAvx512Targets;
+    const int64_t of_level = isa == Isa::kScalar ? kScalarTargets
+                             : isa == Isa::kAvx2 ? kAvx2Targets
+                                                 : kAvx512Targets;
     if (cpu & of_level) isas.push_back(isa);
   }
   return isas;
@@ -143,8 +150,9 @@ void CapIsa(Isa isa) {
   if (std::find(supported.begin(), supported.end(), isa) == supported.end()) {
     std::vector<std::string_view> names;
     for (Isa known : supported) names.push_back(IsaName(known));
-    throw Error(ErrorCode::kUnsupported, fmt::format("this CPU and build have no instruction set \"{}\"; there are: {}",
-                                                     IsaName(isa), fmt::join(names, ", ")));
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("this CPU and build have no instruction set \"{}\"; there are: {}",
+                            IsaName(isa), fmt::join(names, ", ")));
   }
   CapMask() = TargetsUpTo(isa);
   hwy::DisableTargets(~TargetsUpTo(isa));

@@ -13,10 +13,11 @@ struct DTypeRow {
 
 // Ordered as the enum.
 constexpr std::array kDTypes = {
-    DTypeRow{DType::kF64, "F64", 8}, DTypeRow{DType::kF32, "F32", 4},   DTypeRow{DType::kF16, "F16", 2},
-    DTypeRow{DType::kBF16, "BF16", 2}, DTypeRow{DType::kI64, "I64", 8}, DTypeRow{DType::kI32, "I32", 4},
-    DTypeRow{DType::kI16, "I16", 2}, DTypeRow{DType::kI8, "I8", 1},     DTypeRow{DType::kU8, "U8", 1},
-    DTypeRow{DType::kBool, "BOOL", 1},
+    DTypeRow{DType::kF64, "F64", 8}, DTypeRow{DType::kF32, "F32", 4},
+    DTypeRow{DType::kF16, "F16", 2}, DTypeRow{DType::kBF16, "BF16", 2},
+    DTypeRow{DType::kI64, "I64", 8}, DTypeRow{DType::kI32, "I32", 4},
+    DTypeRow{DType::kI16, "I16", 2}, DTypeRow{DType::kI8, "I8", 1},
+    DTypeRow{DType::kU8, "U8", 1},   DTypeRow{DType::kBool, "BOOL", 1},
 };
 
 }  // namespace
@@ -60,11 +61,13 @@ F16 ToF16(float value) {
   const uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return F16{static_cast<uint16_t>(sign | 0x7e00u)};
   // 65520 is the first value that rounds to infinity.
-  if (magnitude >= std::bit_cast<uint32_t>(65520.0f)) return F16{static_cast<uint16_t>(sign | 0x7c00u)};
+  if (magnitude >= std::bit_cast<uint32_t>(65520.0f))
+    return F16{static_cast<uint16_t>(sign | 0x7c00u)};
   if (magnitude < std::bit_cast<uint32_t>(0x1p-14f)) {
     // Subnormal result: adding 0.5 makes the f32 adder round at 2^-24, ties to even.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-    return F16{static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(0.5f)))};
+    return F16{static_cast<uint16_t>(
+        sign | (std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(0.5f)))};
   }
   const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
   return F16{static_cast<uint16_t>(sign | ((rounded - (112u << 23)) >> 13))};

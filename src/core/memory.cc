@@ -43,7 +43,8 @@ MappedMemory::MappedMemory(size_t bytes, const char* what) : bytes_(bytes) {
   if (bytes == 0) return;
   mapping_bytes_ = bytes + kBigPage;
   if (mapping_bytes_ > bytes) {
-    mapping_ = mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    mapping_ = mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   }
   if (mapping_ == MAP_FAILED || mapping_ == nullptr) {
     mapping_ = nullptr;
@@ -52,7 +53,9 @@ MappedMemory::MappedMemory(size_t bytes, const char* what) : bytes_(bytes) {
   }
   const auto address = reinterpret_cast<uintptr_t>(mapping_);
   data_ = reinterpret_cast<std::byte*>((address + kBigPage - 1) / kBigPage * kBigPage);
-  madvise(data_, bytes, MADV_HUGEPAGE);  // only advice: a system without big pages refuses it, and all still works
+  madvise(
+      data_, bytes,
+      MADV_HUGEPAGE);  // only advice: a system without big pages refuses it, and all still works
 }
 
 MappedMemory::MappedMemory(MappedMemory&& other) noexcept { *this = std::move(other); }

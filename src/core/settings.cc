@@ -15,7 +15,8 @@ namespace switchyard {
 namespace {
 
 constexpr SettingSpec kSettings[] = {
-#define SY_SETTING(name, default_value, values, aliases, help) {name, default_value, values, aliases, help},
+#define SY_SETTING(name, default_value, values, aliases, help) \
+  {name, default_value, values, aliases, help},
 #include "core/settings.def"
 #undef SY_SETTING
 };
@@ -37,8 +38,9 @@ const SettingSpec& Spec(std::string_view name) {
   std::vector<std::string_view> known;
   for (const SettingSpec& spec : kSettings) known.push_back(spec.name);
   const std::string_view close = ClosestName(name, known);
-  throw Error(ErrorCode::kNotFound, fmt::format("there is no setting \"{}\"{}", name,
-                                                close.empty() ? "" : fmt::format("; did you mean \"{}\"?", close)));
+  throw Error(ErrorCode::kNotFound,
+              fmt::format("there is no setting \"{}\"{}", name,
+                          close.empty() ? "" : fmt::format("; did you mean \"{}\"?", close)));
 }
 
 bool ParseCount(std::string_view text, size_t& value) {
@@ -47,15 +49,20 @@ bool ParseCount(std::string_view text, size_t& value) {
   return error == std::errc() && stop == end && !text.empty();
 }
 
-bool IsFlagText(std::string_view text) { return text == "0" || text == "1" || text == "true" || text == "false"; }
+bool IsFlagText(std::string_view text) {
+  return text == "0" || text == "1" || text == "true" || text == "false";
+}
 
 // Empty if `value` is allowed, else what would be.
 std::string WhatIsAllowed(const SettingSpec& spec, std::string_view value) {
   if (spec.values == "text") return "";
   size_t count = 0;
-  if (spec.values == "count") return ParseCount(value, count) && count >= 1 ? "" : "a whole number of at least 1";
+  if (spec.values == "count")
+    return ParseCount(value, count) && count >= 1 ? "" : "a whole number of at least 1";
   if (spec.values == "auto|count") {
-    return value == "auto" || (ParseCount(value, count) && count >= 1) ? "" : "auto or a whole number of at least 1";
+    return value == "auto" || (ParseCount(value, count) && count >= 1)
+               ? ""
+               : "auto or a whole number of at least 1";
   }
   if (spec.values == "flag") return IsFlagText(value) ? "" : "0, 1, true or false";
   for (std::string_view choice : Split(spec.values, '|')) {
@@ -85,7 +92,8 @@ std::span<const SettingSpec> AllSettings() { return kSettings; }
 
 std::string SettingEnvName(std::string_view name) {
   std::string env = "SWITCHYARD_";
-  for (char c : name) env += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (char c : name)
+    env += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return env;
 }
 
@@ -107,7 +115,8 @@ Settings Settings::FromEnvironment() {
 void Settings::Set(std::string_view name, std::string_view value, std::string_view source) {
   const SettingSpec& spec = Spec(name);
   if (const std::string allowed = WhatIsAllowed(spec, value); !allowed.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: expected {}, found \"{}\"", source, allowed, value));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: expected {}, found \"{}\"", source, allowed, value));
   }
   values_[std::string(name)] = Value{std::string(value), std::string(source)};
 }
@@ -115,7 +124,8 @@ void Settings::Set(std::string_view name, std::string_view value, std::string_vi
 const Settings::Value& Settings::Lookup(std::string_view name) const {
   const auto found = values_.find(name);
   if (found != values_.end()) return found->second;
-  return values_.emplace(name, Value{std::string(Spec(name).default_value), "default"}).first->second;
+  return values_.emplace(name, Value{std::string(Spec(name).default_value), "default"})
+      .first->second;
 }
 
 const std::string& Settings::Get(std::string_view name) const { return Lookup(name).text; }
@@ -126,7 +136,9 @@ size_t Settings::GetCount(std::string_view name, size_t automatic) const {
   return value;
 }
 
-bool Settings::GetFlag(std::string_view name) const { return Get(name) == "1" || Get(name) == "true"; }
+bool Settings::GetFlag(std::string_view name) const {
+  return Get(name) == "1" || Get(name) == "true";
+}
 
 const std::string& Settings::Source(std::string_view name) const { return Lookup(name).source; }
 

@@ -22,8 +22,9 @@ namespace {
 thread_local bool t_inside_task = false;
 thread_local size_t t_worker = 0;
 
-// How long a thread that waits keeps its core before it sleeps. The serial pieces between two parallel loops of a decode step take less,
-// so a step sleeps nowhere; and a core that another process needs is lost for no longer than this.
+// How long a thread that waits keeps its core before it sleeps. The serial pieces between two
+// parallel loops of a decode step take less, so a step sleeps nowhere; and a core that another
+// process needs is lost for no longer than this.
 constexpr std::chrono::microseconds kSpinTime{50};
 
 // Spins for kSpinTime (or not at all) until done() holds; false if it still does not.
@@ -47,12 +48,14 @@ bool SpinUntil(bool may_spin, const Done& done) {
 //
 //   tickets_ = [ loop number : 32 | tasks left : 32 ]
 //
-// Taking a task is one compare-and-swap, which fails if the loop has changed; so a worker that wakes late can neither take a
-// task of a finished loop nor hold up the next one, and the caller waits for tasks to end, never for threads to wake.
+// Taking a task is one compare-and-swap, which fails if the loop has changed; so a worker that
+// wakes late can neither take a task of a finished loop nor hold up the next one, and the caller
+// waits for tasks to end, never for threads to wake.
 struct ThreadPool::Impl {
   explicit Impl(size_t num_threads) : may_spin(num_threads <= AvailableCpus()) {
     try {
-      for (size_t worker = 0; worker + 1 < num_threads; ++worker) threads.emplace_back([this, worker] { Work(worker); });
+      for (size_t worker = 0; worker + 1 < num_threads; ++worker)
+        threads.emplace_back([this, worker] { Work(worker); });
     } catch (...) {
       StopThreads();
       throw;
@@ -81,7 +84,8 @@ struct ThreadPool::Impl {
     }
     const auto all_done = [this] { return finished.load(std::memory_order_acquire) == count; };
     if (!SpinUntil(may_spin, all_done)) {
-      for (uint32_t seen; (seen = finished.load(std::memory_order_acquire)) != count;) finished.wait(seen);
+      for (uint32_t seen; (seen = finished.load(std::memory_order_acquire)) != count;)
+        finished.wait(seen);
     }
     if (error) std::rethrow_exception(std::exchange(error, nullptr));
   }
@@ -89,7 +93,8 @@ struct ThreadPool::Impl {
   void Work(size_t worker) {
     uint32_t seen = 0;
     while (true) {
-      if (!SpinUntil(may_spin, [&] { return loop.load(std::memory_order_acquire) != seen; })) loop.wait(seen);
+      if (!SpinUntil(may_spin, [&] { return loop.load(std::memory_order_acquire) != seen; }))
+        loop.wait(seen);
       seen = loop.load(std::memory_order_acquire);
       if (stop.load()) return;
       while (TakeTask(worker)) {
@@ -133,15 +138,18 @@ struct ThreadPool::Impl {
 };
 
 ThreadPool::ThreadPool(size_t num_threads) {
-  if (num_threads == 0) throw Error(ErrorCode::kInvalidArgument, "the number of threads must be at least 1, found 0");
+  if (num_threads == 0)
+    throw Error(ErrorCode::kInvalidArgument, "the number of threads must be at least 1, found 0");
   if (num_threads > kMaxThreads) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("at most {} threads are supported, {} were asked for", kMaxThreads, num_threads));
+                fmt::format("at most {} threads are supported, {} were asked for", kMaxThreads,
+                            num_threads));
   }
   try {
     impl_ = std::make_unique<Impl>(num_threads);
   } catch (const std::system_error& e) {
-    throw Error(ErrorCode::kResourceExhausted, fmt::format("cannot start {} threads: {}", num_threads, e.what()));
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("cannot start {} threads: {}", num_threads, e.what()));
   }
 }
 

@@ -19,16 +19,20 @@ std::string_view FinishReasonName(FinishReason reason) {
   return "?";
 }
 
-Engine::Engine(Executor& executor, const EngineOptions& options) : executor_(executor), options_(options) {}
+Engine::Engine(Executor& executor, const EngineOptions& options)
+    : executor_(executor), options_(options) {}
 
 RequestId Engine::Submit(GenerationRequest request) {
   if (request.prompt.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, "the prompt is empty: at least one token is needed to start from");
+    throw Error(ErrorCode::kInvalidArgument,
+                "the prompt is empty: at least one token is needed to start from");
   }
   if (request.prompt.size() >= executor_.context_length() + (request.max_new_tokens == 0 ? 1 : 0)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the prompt has {} tokens and leaves no room for an answer in the context of {}",
-                            request.prompt.size(), executor_.context_length()));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "the prompt has {} tokens and leaves no room for an answer in the context of {}",
+            request.prompt.size(), executor_.context_length()));
   }
   const RequestId id = next_id_++;
   Sampler sampler(request.sampling);
@@ -54,7 +58,8 @@ void Engine::Admit() {
     Active active = std::move(waiting_.front());
     waiting_.pop_front();
     const size_t room = executor_.context_length() - active.request.prompt.size();
-    active.sequence = executor_.Start(active.request.prompt.size() + std::min(active.request.max_new_tokens, room));
+    active.sequence = executor_.Start(active.request.prompt.size() +
+                                      std::min(active.request.max_new_tokens, room));
     running_.push_back(std::move(active));
   }
 }
@@ -113,12 +118,15 @@ std::vector<TokenEvent> Engine::Step() {
   size_t row = 0;
   for (size_t i = 0; i < chunks.size(); ++i) {
     Active& active = *owners[i];
-    if (active.prefilled < active.request.prompt.size()) active.prefilled += chunks[i].tokens.size();
-    if (chunks[i].logits == LogitsWanted::kLast) events.push_back(Accept(active, logits.RowSpan(row++)));
+    if (active.prefilled < active.request.prompt.size())
+      active.prefilled += chunks[i].tokens.size();
+    if (chunks[i].logits == LogitsWanted::kLast)
+      events.push_back(Accept(active, logits.RowSpan(row++)));
   }
   for (const TokenEvent& event : events) {
     if (event.finish == FinishReason::kNone) continue;
-    const auto done = std::find_if(running_.begin(), running_.end(), [&](const Active& a) { return a.id == event.request; });
+    const auto done = std::find_if(running_.begin(), running_.end(),
+                                   [&](const Active& a) { return a.id == event.request; });
     if (done == running_.end()) continue;
     executor_.End(done->sequence);
     running_.erase(done);

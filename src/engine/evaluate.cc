@@ -21,7 +21,8 @@ double NegativeLogProbability(std::span<const float> logits, int32_t id) {
 }
 
 // Sum of -ln p of tokens [first_scored, window.size()) given those before them.
-double ScoreWindow(Executor& executor, std::span<const int32_t> window, size_t first_scored, size_t chunk) {
+double ScoreWindow(Executor& executor, std::span<const int32_t> window, size_t first_scored,
+                   size_t chunk) {
   double sum = 0;
   const SequenceId sequence = executor.Start(window.size());
   for (size_t at = 0; at < window.size();) {
@@ -30,7 +31,8 @@ double ScoreWindow(Executor& executor, std::span<const int32_t> window, size_t f
     const Rows logits = executor.Forward({&piece, 1});
     for (size_t i = 0; i < count; ++i) {
       const size_t target = at + i + 1;  // row i predicts the next token
-      if (target < window.size() && target >= first_scored) sum += NegativeLogProbability(logits.RowSpan(i), window[target]);
+      if (target < window.size() && target >= first_scored)
+        sum += NegativeLogProbability(logits.RowSpan(i), window[target]);
     }
     at += count;
   }
@@ -40,7 +42,8 @@ double ScoreWindow(Executor& executor, std::span<const int32_t> window, size_t f
 
 }  // namespace
 
-PerplexityResult Perplexity(Executor& executor, std::span<const int32_t> ids, const PerplexityOptions& options,
+PerplexityResult Perplexity(Executor& executor, std::span<const int32_t> ids,
+                            const PerplexityOptions& options,
                             const std::function<void(size_t, size_t)>& progress) {
   PerplexityResult result;
   const size_t context = executor.context_length();
@@ -48,15 +51,18 @@ PerplexityResult Perplexity(Executor& executor, std::span<const int32_t> ids, co
   result.stride = options.stride != 0 ? options.stride : result.window;
   result.num_tokens = ids.size();
   if (ids.size() < 2) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("perplexity needs at least 2 tokens, the text has {}", ids.size()));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("perplexity needs at least 2 tokens, the text has {}", ids.size()));
   }
   if (result.window < 2 || result.window > context) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the window must be 2 to {} tokens (the context), found {}", context, result.window));
+                fmt::format("the window must be 2 to {} tokens (the context), found {}", context,
+                            result.window));
   }
   if (result.stride > result.window) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the stride must be at most the window ({}), found {}", result.window, result.stride));
+                fmt::format("the stride must be at most the window ({}), found {}", result.window,
+                            result.stride));
   }
   double sum = 0;
   size_t seen = 0;  // tokens that earlier windows held

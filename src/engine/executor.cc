@@ -11,8 +11,8 @@ size_t ResolveContext(const ModelConfig& config, size_t asked) {
   if (asked == 0) return config.max_positions;
   if (asked > config.max_positions) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--ctx {}: the model's context is {} tokens (max_position_embeddings)", asked,
-                            config.max_positions));
+                fmt::format("--ctx {}: the model's context is {} tokens (max_position_embeddings)",
+                            asked, config.max_positions));
   }
   return asked;
 }
@@ -23,13 +23,15 @@ Executor::Executor(Model& model, ThreadPool& pool, const ExecutorOptions& option
     : model_(model),
       context_length_(ResolveContext(model.config(), options.context_length)),
       // A block more for each sequence, because every sequence may leave one half used.
-      cache_(model.config(), options.kv_dtype, options.max_sequences * (context_length_ + kKvBlockSize)),
+      cache_(model.config(), options.kv_dtype,
+             options.max_sequences * (context_length_ + kKvBlockSize)),
       context_{pool, arena_} {}
 
 SequenceId Executor::Start(size_t limit) {
   if (limit > context_length_) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("a sequence of {} tokens does not fit into the context of {}", limit, context_length_));
+                fmt::format("a sequence of {} tokens does not fit into the context of {}", limit,
+                            context_length_));
   }
   sequences_.emplace(next_id_, State{cache_.NewSequence(), 0, limit});
   return next_id_++;
@@ -37,7 +39,8 @@ SequenceId Executor::Start(size_t limit) {
 
 Executor::State& Executor::Find(SequenceId sequence) {
   const auto found = sequences_.find(sequence);
-  if (found == sequences_.end()) throw Error(ErrorCode::kNotFound, fmt::format("there is no sequence {}", sequence));
+  if (found == sequences_.end())
+    throw Error(ErrorCode::kNotFound, fmt::format("there is no sequence {}", sequence));
   return found->second;
 }
 
@@ -46,7 +49,9 @@ void Executor::End(SequenceId sequence) {
   sequences_.erase(sequence);
 }
 
-size_t Executor::Length(SequenceId sequence) const { return const_cast<Executor*>(this)->Find(sequence).length; }
+size_t Executor::Length(SequenceId sequence) const {
+  return const_cast<Executor*>(this)->Find(sequence).length;
+}
 
 Rows Executor::Forward(std::span<const ExecutorChunk> chunks, ForwardObserver* observer) {
   arena_.Reset();
@@ -55,11 +60,12 @@ Rows Executor::Forward(std::span<const ExecutorChunk> chunks, ForwardObserver* o
     State& state = Find(chunk.sequence);
     if (state.length + chunk.tokens.size() > state.limit) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("a sequence of {} tokens was started, {} more after {} do not fit", state.limit,
-                              chunk.tokens.size(), state.length));
+                  fmt::format("a sequence of {} tokens was started, {} more after {} do not fit",
+                              state.limit, chunk.tokens.size(), state.length));
     }
     cache_.Extend(state.blocks, state.length, chunk.tokens.size());
-    chunks_.push_back({chunk.tokens, state.length, state.limit, state.blocks.tables(), chunk.logits});
+    chunks_.push_back(
+        {chunk.tokens, state.length, state.limit, state.blocks.tables(), chunk.logits});
   }
   const Rows logits = model_.Forward(context_, chunks_, cache_.view(), observer);
   for (const ExecutorChunk& chunk : chunks) Find(chunk.sequence).length += chunk.tokens.size();

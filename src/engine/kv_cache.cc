@@ -23,17 +23,21 @@ KvCache::KvCache(const ModelConfig& config, DType dtype, size_t num_tokens)
     : dtype_(dtype), num_blocks_(BlocksFor(num_tokens)) {
   if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("a KV cache of type {} is not supported; use f32, f16 or bf16", DTypeName(dtype)));
+                fmt::format("a KV cache of type {} is not supported; use f32, f16 or bf16",
+                            DTypeName(dtype)));
   }
-  const size_t block_bytes = 2 * config.num_kv_heads * kKvBlockSize * config.head_dim * DTypeBytes(dtype);
+  const size_t block_bytes =
+      2 * config.num_kv_heads * kKvBlockSize * config.head_dim * DTypeBytes(dtype);
   size_t layer_bytes = 0;
   if (num_blocks_ > UINT32_MAX || __builtin_mul_overflow(num_blocks_, block_bytes, &layer_bytes)) {
-    throw Error(ErrorCode::kResourceExhausted, fmt::format("a KV cache of {} tokens is too large", num_tokens));
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("a KV cache of {} tokens is too large", num_tokens));
   }
   layers_.resize(config.layers.size());
   for (const KvGroup& plan : PlanKvGroups(config)) {
     Group group{plan.window, {}};
-    for (size_t block = num_blocks_; block > 0; --block) group.free.push_back(static_cast<uint32_t>(block - 1));
+    for (size_t block = num_blocks_; block > 0; --block)
+      group.free.push_back(static_cast<uint32_t>(block - 1));
     for (size_t layer : plan.layers) {
       memory_.emplace_back(layer_bytes, "the KV cache");
       layers_[layer] = {memory_.back().data(), block_bytes, groups_.size()};
@@ -58,17 +62,20 @@ void KvCache::Extend(KvSequence& sequence, size_t position, size_t count) {
     const size_t end = held.first_block + held.blocks.size();
     const size_t wanted = std::max(BlocksFor(position + count), end) - std::max(end, first);
     if (wanted > groups_[g].free.size() + freed) {
-      throw Error(ErrorCode::kResourceExhausted,
-                  fmt::format("the KV cache is full: {} more tokens do not fit, {} tokens are free of {}", count,
-                              free_tokens(), capacity_tokens()));
+      throw Error(
+          ErrorCode::kResourceExhausted,
+          fmt::format("the KV cache is full: {} more tokens do not fit, {} tokens are free of {}",
+                      count, free_tokens(), capacity_tokens()));
     }
   }
   for (size_t g = 0; g < groups_.size(); ++g) {
     KvSequence::Group& held = sequence.groups_[g];
     const size_t first = std::max(held.first_block, FirstNeededBlock(position, groups_[g].window));
     const size_t freed = std::min(first - held.first_block, held.blocks.size());
-    groups_[g].free.insert(groups_[g].free.end(), held.blocks.begin(), held.blocks.begin() + static_cast<std::ptrdiff_t>(freed));
-    held.blocks.erase(held.blocks.begin(), held.blocks.begin() + static_cast<std::ptrdiff_t>(freed));
+    groups_[g].free.insert(groups_[g].free.end(), held.blocks.begin(),
+                           held.blocks.begin() + static_cast<std::ptrdiff_t>(freed));
+    held.blocks.erase(held.blocks.begin(),
+                      held.blocks.begin() + static_cast<std::ptrdiff_t>(freed));
     held.first_block = first;
     while (held.first_block + held.blocks.size() < BlocksFor(position + count)) {
       held.blocks.push_back(groups_[g].free.back());

@@ -13,7 +13,8 @@ namespace {
 
 void Require(bool good, std::string_view name, double value, std::string_view range) {
   if (!good) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} must be {}, found {}", name, range, value));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} must be {}, found {}", name, range, value));
   }
 }
 
@@ -24,7 +25,8 @@ int32_t LargestLogit(std::span<const float> logits) {
   }
   if (best == logits.size()) {
     throw Error(ErrorCode::kCorruptData,
-                "the model produced no number among its logits, only NaN; `switchyard inspect --verify` looks for bad weights");
+                "the model produced no number among its logits, only NaN; `switchyard inspect "
+                "--verify` looks for bad weights");
   }
   return static_cast<int32_t>(best);
 }
@@ -32,15 +34,22 @@ int32_t LargestLogit(std::span<const float> logits) {
 }  // namespace
 
 void ValidateSampling(const SamplingOptions& options) {
-  Require(options.temperature >= 0 && options.temperature <= 100, "temperature", options.temperature, "0 to 100");
+  Require(options.temperature >= 0 && options.temperature <= 100, "temperature",
+          options.temperature, "0 to 100");
   Require(options.top_p > 0 && options.top_p <= 1, "top_p", options.top_p, "above 0 and at most 1");
-  Require(options.min_p >= 0 && options.min_p < 1, "min_p", options.min_p, "at least 0 and below 1");
-  Require(options.repeat_penalty > 0 && options.repeat_penalty <= 100, "repeat_penalty", options.repeat_penalty, "above 0 and at most 100");
-  Require(std::abs(options.presence_penalty) <= 100, "presence_penalty", options.presence_penalty, "-100 to 100");
-  Require(std::abs(options.frequency_penalty) <= 100, "frequency_penalty", options.frequency_penalty, "-100 to 100");
+  Require(options.min_p >= 0 && options.min_p < 1, "min_p", options.min_p,
+          "at least 0 and below 1");
+  Require(options.repeat_penalty > 0 && options.repeat_penalty <= 100, "repeat_penalty",
+          options.repeat_penalty, "above 0 and at most 100");
+  Require(std::abs(options.presence_penalty) <= 100, "presence_penalty", options.presence_penalty,
+          "-100 to 100");
+  Require(std::abs(options.frequency_penalty) <= 100, "frequency_penalty",
+          options.frequency_penalty, "-100 to 100");
 }
 
-Sampler::Sampler(const SamplingOptions& options) : options_(options), random_(options.seed) { ValidateSampling(options); }
+Sampler::Sampler(const SamplingOptions& options) : options_(options), random_(options.seed) {
+  ValidateSampling(options);
+}
 
 double Sampler::NextUniform() {
   // Our own mapping to [0, 1): the standard distributions differ between libraries.
@@ -55,13 +64,14 @@ void Sampler::ApplyPenalties(std::span<float> logits, std::span<const int32_t> h
     float& logit = logits[static_cast<size_t>(id)];
     const auto penalty = static_cast<float>(options_.repeat_penalty);
     logit = logit > 0 ? logit / penalty : logit * penalty;
-    logit -= static_cast<float>(options_.presence_penalty + options_.frequency_penalty * static_cast<double>(count));
+    logit -= static_cast<float>(options_.presence_penalty +
+                                options_.frequency_penalty * static_cast<double>(count));
   }
 }
 
 int32_t Sampler::Sample(std::span<const float> logits, std::span<const int32_t> history) {
-  const bool penalties =
-      options_.repeat_penalty != 1.0 || options_.presence_penalty != 0.0 || options_.frequency_penalty != 0.0;
+  const bool penalties = options_.repeat_penalty != 1.0 || options_.presence_penalty != 0.0 ||
+                         options_.frequency_penalty != 0.0;
   std::span<const float> adjusted = logits;
   if (penalties) {
     logits_.assign(logits.begin(), logits.end());
@@ -99,7 +109,8 @@ int32_t Sampler::Draw() {
   // The most likely candidate always stays.
   size_t keep = 0;
   double sum = 0;
-  while (keep < weights_.size() && (keep == 0 || (sum < options_.top_p * total && weights_[keep] >= options_.min_p))) {
+  while (keep < weights_.size() &&
+         (keep == 0 || (sum < options_.top_p * total && weights_[keep] >= options_.min_p))) {
     sum += weights_[keep++];
   }
   double target = NextUniform() * sum;

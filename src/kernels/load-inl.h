@@ -1,4 +1,5 @@
-// Loads of 16- and 32-bit floats as f32 vectors, shared by all kernels. Compiled once per instruction set.
+// Loads of 16- and 32-bit floats as f32 vectors, shared by all kernels. Compiled once per
+// instruction set.
 #if defined(SWITCHYARD_KERNELS_LOAD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SWITCHYARD_KERNELS_LOAD_INL_H_
 #undef SWITCHYARD_KERNELS_LOAD_INL_H_
@@ -26,13 +27,16 @@ HWY_INLINE VF LoadF32(DF df, const T* HWY_RESTRICT p) {
 }
 
 #if HWY_TARGET == HWY_EMU128
-// Highway's portable conversion takes an f16 infinity for 65536, so the portable target converts by our own.
+// Highway's portable conversion takes an f16 infinity for 65536, so the portable target converts by
+// our own.
 HWY_INLINE VF LoadF32N(DF df, const hwy::float16_t* HWY_RESTRICT p, size_t n) {
   HWY_ALIGN float lanes[HWY_MAX_LANES_D(DF)] = {};
   for (size_t i = 0; i < n; ++i) lanes[i] = ToFloat(reinterpret_cast<const F16*>(p)[i]);
   return hn::Load(df, lanes);
 }
-HWY_INLINE VF LoadF32(DF df, const hwy::float16_t* HWY_RESTRICT p) { return LoadF32N(df, p, hn::Lanes(df)); }
+HWY_INLINE VF LoadF32(DF df, const hwy::float16_t* HWY_RESTRICT p) {
+  return LoadF32N(df, p, hn::Lanes(df));
+}
 #endif
 
 // The first n (< Lanes) of them, zeros after; touches no byte past the n-th.

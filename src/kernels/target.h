@@ -1,4 +1,5 @@
-// Which of Highway's targets kernels dispatch to; tests use it to prove that they ran what they name.
+// Which of Highway's targets kernels dispatch to; tests use it to prove that they ran what they
+// name.
 #pragma once
 
 #include <cstdint>

@@ -20,28 +20,31 @@ static_assert(kernels::kKvBlockTokens == kKvBlockSize);
 constexpr size_t kRowsPerTile = 32;
 
 // Start of keys (side 0) or values (side 1) of a head in a block.
-std::byte* HeadBlock(const KvLayerView& layer, const ModelConfig& config, DType dtype, uint32_t block, size_t side,
-                     size_t kv_head) {
+std::byte* HeadBlock(const KvLayerView& layer, const ModelConfig& config, DType dtype,
+                     uint32_t block, size_t side, size_t kv_head) {
   const size_t head_bytes = kKvBlockSize * config.head_dim * DTypeBytes(dtype);
-  return layer.data + block * layer.block_bytes + (side * config.num_kv_heads + kv_head) * head_bytes;
+  return layer.data + block * layer.block_bytes +
+         (side * config.num_kv_heads + kv_head) * head_bytes;
 }
 
 // Some consecutive queries of one chunk against one key head.
 struct Tile {
   const SequenceChunk* chunk;
-  size_t first_row;    // row of the pass that holds the first query
-  size_t position;     // of the first query
+  size_t first_row;  // row of the pass that holds the first query
+  size_t position;   // of the first query
   size_t num_queries;
   size_t kv_head;
-  size_t first_span;   // spans of keys that any of the queries sees
+  size_t first_span;  // spans of keys that any of the queries sees
   size_t end_span;
 };
 
 // First key that a query sees.
-size_t FirstKey(size_t position, size_t window) { return window != 0 && position + 1 > window ? position + 1 - window : 0; }
+size_t FirstKey(size_t position, size_t window) {
+  return window != 0 && position + 1 > window ? position + 1 - window : 0;
+}
 
-std::span<Tile> MakeTiles(ExecContext& context, const ModelConfig& config, std::span<const SequenceChunk> chunks,
-                          size_t window) {
+std::span<Tile> MakeTiles(ExecContext& context, const ModelConfig& config,
+                          std::span<const SequenceChunk> chunks, size_t window) {
   const size_t group = config.num_heads / config.num_kv_heads;
   const size_t queries_per_tile = std::max<size_t>(1, kRowsPerTile / group);
   size_t count = 0;
@@ -81,7 +84,8 @@ struct Partial {
 // One layer's attention, with what its tasks share.
 class LayerAttention {
  public:
-  LayerAttention(ExecContext& context, const ModelConfig& config, const KvView& cache, size_t layer, ConstRows q, Rows out)
+  LayerAttention(ExecContext& context, const ModelConfig& config, const KvView& cache, size_t layer,
+                 ConstRows q, Rows out)
       : context_(context),
         config_(config),
         cache_(cache),
@@ -91,7 +95,9 @@ class LayerAttention {
         max_rows_(std::max(kRowsPerTile, group_)),
         q_(q),
         out_(out),
-        scores_(context.arena.AllocateSpan<float>(context.pool.num_threads() * max_rows_ * kAttentionSpan).data()) {}
+        scores_(context.arena
+                    .AllocateSpan<float>(context.pool.num_threads() * max_rows_ * kAttentionSpan)
+                    .data()) {}
 
   void Run(std::span<const SequenceChunk> chunks) {
     const std::span<Tile> tiles = MakeTiles(context_, config_, chunks, window_);
@@ -129,7 +135,8 @@ class LayerAttention {
     });
   }
 
-  // Few tiles over long contexts: spans are spread over the workers, then merged in the same order as above, which gives the same bits.
+  // Few tiles over long contexts: spans are spread over the workers, then merged in the same order
+  // as above, which gives the same bits.
   void RunSpansInParallel(std::span<const Tile> tiles, size_t max_spans) {
     const Partial of_spans = AllocatePartials(tiles.size() * max_spans);
     const Partial totals = AllocatePartials(tiles.size());
@@ -162,7 +169,8 @@ class LayerAttention {
         return static_cast<uint32_t>(std::min(kAttentionSpan, key > start ? key - start : 0));
       };
       for (size_t h = 0; h < group_; ++h) {
-        q_rows[i * group_ + h] = q_.Row(tile.first_row + i) + (tile.kv_head * group_ + h) * config_.head_dim;
+        q_rows[i * group_ + h] =
+            q_.Row(tile.first_row + i) + (tile.kv_head * group_ + h) * config_.head_dim;
         first[i * group_ + h] = clip(FirstKey(position, window_));
         last[i * group_ + h] = clip(position + 1);
       }
@@ -172,7 +180,8 @@ class LayerAttention {
     const void* v[kBlocksPerSpan] = {};
     for (size_t b = 0; b < kBlocksPerSpan; ++b) {
       const size_t block = span * kBlocksPerSpan + b;
-      if (block < table.first_block || block - table.first_block >= table.blocks.size()) continue;  // not visible
+      if (block < table.first_block || block - table.first_block >= table.blocks.size())
+        continue;  // not visible
       const uint32_t id = table.blocks[block - table.first_block];
       k[b] = HeadBlock(layer_, config_, cache_.dtype, id, 0, tile.kv_head);
       v[b] = HeadBlock(layer_, config_, cache_.dtype, id, 1, tile.kv_head);
@@ -196,20 +205,23 @@ class LayerAttention {
   void Clear(const Tile& tile, const Partial& total) const {
     const size_t num_rows = tile.num_queries * group_;
     std::fill_n(total.sums, num_rows * config_.head_dim, 0.0f);
-    std::fill_n(total.states, num_rows, kernels::SoftmaxState{-std::numeric_limits<float>::infinity(), 0.0f});
+    std::fill_n(total.states, num_rows,
+                kernels::SoftmaxState{-std::numeric_limits<float>::infinity(), 0.0f});
   }
 
   void Merge(const Tile& tile, const Partial& span, const Partial& total) const {
     for (size_t r = 0; r < tile.num_queries * group_; ++r) {
-      kernels::MergeSpan(span.states[r], span.sums + r * config_.head_dim, config_.head_dim, total.states[r],
-                         total.sums + r * config_.head_dim);
+      kernels::MergeSpan(span.states[r], span.sums + r * config_.head_dim, config_.head_dim,
+                         total.states[r], total.sums + r * config_.head_dim);
     }
   }
 
   void Finish(const Tile& tile, const Partial& total) const {
     for (size_t r = 0; r < tile.num_queries * group_; ++r) {
-      float* out = out_.Row(tile.first_row + r / group_) + (tile.kv_head * group_ + r % group_) * config_.head_dim;
-      kernels::FinishAttention(total.states[r], total.sums + r * config_.head_dim, config_.head_dim, out);
+      float* out = out_.Row(tile.first_row + r / group_) +
+                   (tile.kv_head * group_ + r % group_) * config_.head_dim;
+      kernels::FinishAttention(total.states[r], total.sums + r * config_.head_dim, config_.head_dim,
+                               out);
     }
   }
 
@@ -227,10 +239,12 @@ class LayerAttention {
 
 }  // namespace
 
-RopeTable MakeRopeTable(ExecContext& context, const RopeConfig& config, const std::vector<float>& fixed_frequencies,
+RopeTable MakeRopeTable(ExecContext& context, const RopeConfig& config,
+                        const std::vector<float>& fixed_frequencies,
                         std::span<const SequenceChunk> chunks, size_t num_tokens) {
   const size_t half = config.rotary_dim / 2;
-  const RopeTable table{context.arena.AllocateRows(num_tokens, half), context.arena.AllocateRows(num_tokens, half)};
+  const RopeTable table{context.arena.AllocateRows(num_tokens, half),
+                        context.arena.AllocateRows(num_tokens, half)};
   size_t row = 0;
   for (const SequenceChunk& chunk : chunks) {
     const bool own = FrequenciesDependOnSequence(config);
@@ -238,45 +252,51 @@ RopeTable MakeRopeTable(ExecContext& context, const RopeConfig& config, const st
         own ? InverseFrequencies(config, chunk.sequence_limit) : std::vector<float>();
     const std::vector<float>& frequencies = own ? own_frequencies : fixed_frequencies;
     constexpr size_t kTokensPerTask = 32;
-    context.pool.Run((chunk.tokens.size() + kTokensPerTask - 1) / kTokensPerTask, [&](size_t task, size_t) {
-      const size_t end = std::min(chunk.tokens.size(), (task + 1) * kTokensPerTask);
-      for (size_t t = task * kTokensPerTask; t < end; ++t) {
-        RopeAngles(config, frequencies, chunk.position + t, table.cos.Row(row + t), table.sin.Row(row + t));
-      }
-    });
+    context.pool.Run(
+        (chunk.tokens.size() + kTokensPerTask - 1) / kTokensPerTask, [&](size_t task, size_t) {
+          const size_t end = std::min(chunk.tokens.size(), (task + 1) * kTokensPerTask);
+          for (size_t t = task * kTokensPerTask; t < end; ++t) {
+            RopeAngles(config, frequencies, chunk.position + t, table.cos.Row(row + t),
+                       table.sin.Row(row + t));
+          }
+        });
     row += chunk.tokens.size();
   }
   return table;
 }
 
-void StoreKeysAndValues(ExecContext& context, const ModelConfig& config, std::span<const SequenceChunk> chunks,
-                        const KvView& cache, size_t layer, ConstRows k, ConstRows v) {
+void StoreKeysAndValues(ExecContext& context, const ModelConfig& config,
+                        std::span<const SequenceChunk> chunks, const KvView& cache, size_t layer,
+                        ConstRows k, ConstRows v) {
   const KvLayerView& view = cache.layers[layer];
   const size_t row_bytes = config.head_dim * DTypeBytes(cache.dtype);
   size_t chunk_row = 0;
   for (const SequenceChunk& chunk : chunks) {
     const BlockTable& table = chunk.tables[view.group];
     constexpr size_t kTokensPerTask = 16;
-    context.pool.Run((chunk.tokens.size() + kTokensPerTask - 1) / kTokensPerTask, [&](size_t task, size_t) {
-      const size_t end = std::min(chunk.tokens.size(), (task + 1) * kTokensPerTask);
-      for (size_t t = task * kTokensPerTask; t < end; ++t) {
-        const size_t position = chunk.position + t;
-        const uint32_t block = table.blocks[position / kKvBlockSize - table.first_block];
-        for (size_t h = 0; h < config.num_kv_heads; ++h) {
-          const size_t offset = position % kKvBlockSize * row_bytes;
-          kernels::ConvertFromF32(k.Row(chunk_row + t) + h * config.head_dim, config.head_dim, cache.dtype,
-                                  HeadBlock(view, config, cache.dtype, block, 0, h) + offset);
-          kernels::ConvertFromF32(v.Row(chunk_row + t) + h * config.head_dim, config.head_dim, cache.dtype,
-                                  HeadBlock(view, config, cache.dtype, block, 1, h) + offset);
-        }
-      }
-    });
+    context.pool.Run(
+        (chunk.tokens.size() + kTokensPerTask - 1) / kTokensPerTask, [&](size_t task, size_t) {
+          const size_t end = std::min(chunk.tokens.size(), (task + 1) * kTokensPerTask);
+          for (size_t t = task * kTokensPerTask; t < end; ++t) {
+            const size_t position = chunk.position + t;
+            const uint32_t block = table.blocks[position / kKvBlockSize - table.first_block];
+            for (size_t h = 0; h < config.num_kv_heads; ++h) {
+              const size_t offset = position % kKvBlockSize * row_bytes;
+              kernels::ConvertFromF32(k.Row(chunk_row + t) + h * config.head_dim, config.head_dim,
+                                      cache.dtype,
+                                      HeadBlock(view, config, cache.dtype, block, 0, h) + offset);
+              kernels::ConvertFromF32(v.Row(chunk_row + t) + h * config.head_dim, config.head_dim,
+                                      cache.dtype,
+                                      HeadBlock(view, config, cache.dtype, block, 1, h) + offset);
+            }
+          }
+        });
     chunk_row += chunk.tokens.size();
   }
 }
 
-void Attend(ExecContext& context, const ModelConfig& config, std::span<const SequenceChunk> chunks, const KvView& cache,
-            size_t layer, ConstRows q, Rows out) {
+void Attend(ExecContext& context, const ModelConfig& config, std::span<const SequenceChunk> chunks,
+            const KvView& cache, size_t layer, ConstRows q, Rows out) {
   const ArenaScope scope(context.arena);
   LayerAttention(context, config, cache, layer, q, out).Run(chunks);
 }

@@ -14,17 +14,20 @@ namespace switchyard {
 struct RopeTable {
   Rows cos, sin;
 };
-RopeTable MakeRopeTable(ExecContext& context, const RopeConfig& config, const std::vector<float>& fixed_frequencies,
+RopeTable MakeRopeTable(ExecContext& context, const RopeConfig& config,
+                        const std::vector<float>& fixed_frequencies,
                         std::span<const SequenceChunk> chunks, size_t num_tokens);
 
 // Writes keys and values of the pass into the layer's cache, rounded to its type.
 // Shapes: k, v [T, kv_heads * D].
-void StoreKeysAndValues(ExecContext& context, const ModelConfig& config, std::span<const SequenceChunk> chunks,
-                        const KvView& cache, size_t layer, ConstRows k, ConstRows v);
+void StoreKeysAndValues(ExecContext& context, const ModelConfig& config,
+                        std::span<const SequenceChunk> chunks, const KvView& cache, size_t layer,
+                        ConstRows k, ConstRows v);
 
 // out = softmax(q k^T / sqrt(D)) v with the causal mask and the layer's window.
-// Shapes: q, out [T, heads * D]; every head group of num_heads / num_kv_heads queries shares a key head.
-void Attend(ExecContext& context, const ModelConfig& config, std::span<const SequenceChunk> chunks, const KvView& cache,
-            size_t layer, ConstRows q, Rows out);
+// Shapes: q, out [T, heads * D]; every head group of num_heads / num_kv_heads queries shares a key
+//   head.
+void Attend(ExecContext& context, const ModelConfig& config, std::span<const SequenceChunk> chunks,
+            const KvView& cache, size_t layer, ConstRows q, Rows out);
 
 }  // namespace switchyard

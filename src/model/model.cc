@@ -49,13 +49,18 @@ void AddRows(ExecContext& context, ConstRows x, Rows out) {
   ForEachToken(context, x.rows, [&](size_t t) { kernels::AddTo(x.Row(t), x.cols, out.Row(t)); });
 }
 
-const float* DataOrNull(const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
+const float* DataOrNull(const std::vector<float>& values) {
+  return values.empty() ? nullptr : values.data();
+}
 
-size_t MatrixBytes(const WeightMatrix& matrix) { return matrix.rows * matrix.cols * DTypeBytes(matrix.dtype); }
+size_t MatrixBytes(const WeightMatrix& matrix) {
+  return matrix.rows * matrix.cols * DTypeBytes(matrix.dtype);
+}
 
-// Looks for NaN and infinity in every tensor, in parallel; what it finds is described in the order of names.
-std::vector<std::string> FindBadTensors(const std::vector<TensorView>& views, const std::vector<std::string>& names,
-                                        ThreadPool& pool) {
+// Looks for NaN and infinity in every tensor, in parallel; what it finds is described in the order
+// of names.
+std::vector<std::string> FindBadTensors(const std::vector<TensorView>& views,
+                                        const std::vector<std::string>& names, ThreadPool& pool) {
   constexpr size_t kPart = size_t{1} << 21;  // elements
   struct Part {
     size_t tensor;
@@ -65,15 +70,16 @@ std::vector<std::string> FindBadTensors(const std::vector<TensorView>& views, co
   std::vector<Part> parts;
   for (size_t i = 0; i < views.size(); ++i) {
     const size_t count = views[i].NumElements();
-    for (size_t begin = 0; begin < count; begin += kPart) parts.push_back({i, begin, std::min(kPart, count - begin)});
+    for (size_t begin = 0; begin < count; begin += kPart)
+      parts.push_back({i, begin, std::min(kPart, count - begin)});
   }
   std::map<size_t, BadValues> found;
   std::mutex mutex;
   pool.Run(parts.size(), [&](size_t task, size_t) {
     const Part& part = parts[task];
     const TensorView& view = views[part.tensor];
-    const BadValues bad =
-        ScanForBadValues({view.data + part.begin * DTypeBytes(view.dtype), view.dtype, Shape{part.count}});
+    const BadValues bad = ScanForBadValues(
+        {view.data + part.begin * DTypeBytes(view.dtype), view.dtype, Shape{part.count}});
     if (!bad.any()) return;
     const std::lock_guard lock(mutex);
     BadValues& total = found[part.tensor];
@@ -84,8 +90,9 @@ std::vector<std::string> FindBadTensors(const std::vector<TensorView>& views, co
   });
   std::vector<std::string> messages;
   for (const auto& [tensor, bad] : found) {
-    messages.push_back(fmt::format("{}: {} NaN and {} infinite values, the first at element {} of shape {}", names[tensor],
-                                   bad.nan, bad.inf, bad.first_index, views[tensor].shape.ToString()));
+    messages.push_back(fmt::format(
+        "{}: {} NaN and {} infinite values, the first at element {} of shape {}", names[tensor],
+        bad.nan, bad.inf, bad.first_index, views[tensor].shape.ToString()));
   }
   return messages;
 }
@@ -96,7 +103,8 @@ std::vector<KvGroup> PlanKvGroups(const ModelConfig& config) {
   std::vector<KvGroup> groups;
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const size_t window = config.layers[i].window;
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const KvGroup& g) { return g.window == window; });
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [&](const KvGroup& g) { return g.window == window; });
     if (group == groups.end()) group = groups.insert(groups.end(), KvGroup{window, {}});
     group->layers.push_back(i);
   }
@@ -107,22 +115,24 @@ std::vector<KvGroup> PlanKvGroups(const ModelConfig& config) {
 struct Model::Impl {
   ModelConfig config;
   ModelOptions options;
-  std::unique_ptr<Checkpoint> checkpoint;              // of a loaded model
-  std::shared_ptr<const MappedMemory> random_memory;   // of a random one
+  std::unique_ptr<Checkpoint> checkpoint;             // of a loaded model
+  std::shared_ptr<const MappedMemory> random_memory;  // of a random one
   TransformerWeights weights;
   std::vector<std::unique_ptr<moe::MoeLayer>> moe_layers;  // one per layer, nullptr for dense ones
-  std::vector<float> frequencies;                      // of rope kinds that are the same for all sequences
+  std::vector<float> frequencies;  // of rope kinds that are the same for all sequences
   std::vector<std::string> bad_tensors;
 
   void Build();
-  DType ActFor(const WeightMatrix& weight) const { return quant::ResolveActDType(options.moe.act_dtype, weight.dtype); }
+  DType ActFor(const WeightMatrix& weight) const {
+    return quant::ResolveActDType(options.moe.act_dtype, weight.dtype);
+  }
   DType ActFor(const AttentionWeights& weights) const;
 
   Rows Embed(ExecContext& context, std::span<const SequenceChunk> chunks) const;
-  void RunAttention(ExecContext& context, std::span<const SequenceChunk> chunks, const KvView& cache, size_t index,
-                    const RopeTable& rope, Rows x) const;
-  void RotateAndNormalize(ExecContext& context, const AttentionWeights& attention, const RopeTable& rope, Rows q, Rows k,
-                          Rows v) const;
+  void RunAttention(ExecContext& context, std::span<const SequenceChunk> chunks,
+                    const KvView& cache, size_t index, const RopeTable& rope, Rows x) const;
+  void RotateAndNormalize(ExecContext& context, const AttentionWeights& attention,
+                          const RopeTable& rope, Rows q, Rows k, Rows v) const;
   Rows RunDense(ExecContext& context, const DenseMlpWeights& dense, ConstRows x) const;
   Rows RunMoe(ExecContext& context, size_t index, ConstRows x, ForwardObserver* observer) const;
   Rows Head(ExecContext& context, std::span<const SequenceChunk> chunks, ConstRows x) const;
@@ -132,11 +142,12 @@ Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Model::~Model() = default;
 
 ModelConfig Model::ReadConfig(const ModelFiles& files) {
-  return ParseModelConfig(ConfigReader::Parse(files.PathOf("config.json"), files.ReadText("config.json")));
+  return ParseModelConfig(
+      ConfigReader::Parse(files.PathOf("config.json"), files.ReadText("config.json")));
 }
 
-std::unique_ptr<Model> Model::Load(std::shared_ptr<const ModelFiles> files, const ModelOptions& options,
-                                   ThreadPool& pool) {
+std::unique_ptr<Model> Model::Load(std::shared_ptr<const ModelFiles> files,
+                                   const ModelOptions& options, ThreadPool& pool) {
   auto impl = std::make_unique<Impl>();
   impl->config = ReadConfig(*files);
   impl->options = options;
@@ -162,8 +173,8 @@ std::unique_ptr<Model> Model::Load(std::shared_ptr<const ModelFiles> files, cons
   return std::unique_ptr<Model>(new Model(std::move(impl)));
 }
 
-std::unique_ptr<Model> Model::Random(const ModelConfig& config, DType dtype, const ModelOptions& options,
-                                     ThreadPool& pool) {
+std::unique_ptr<Model> Model::Random(const ModelConfig& config, DType dtype,
+                                     const ModelOptions& options, ThreadPool& pool) {
   auto impl = std::make_unique<Impl>();
   impl->config = config;
   impl->options = options;
@@ -175,7 +186,8 @@ std::unique_ptr<Model> Model::Random(const ModelConfig& config, DType dtype, con
 }
 
 void Model::Impl::Build() {
-  if (!FrequenciesDependOnSequence(config.rope)) frequencies = InverseFrequencies(config.rope, config.max_positions);
+  if (!FrequenciesDependOnSequence(config.rope))
+    frequencies = InverseFrequencies(config.rope, config.max_positions);
   ActFor(weights.head);  // refuses an act dtype that no kernel has
   moe_layers.resize(config.layers.size());
   for (size_t i = 0; i < config.layers.size(); ++i) {
@@ -208,26 +220,28 @@ Rows Model::Impl::Embed(ExecContext& context, std::span<const SequenceChunk> chu
       const int32_t id = chunk.tokens[t];
       if (id < 0 || static_cast<size_t>(id) >= config.vocab_size) {
         throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("token {} at position {} is outside the vocabulary of {} entries", id, chunk.position + t,
-                                config.vocab_size));
+                    fmt::format("token {} at position {} is outside the vocabulary of {} entries",
+                                id, chunk.position + t, config.vocab_size));
       }
-      kernels::ConvertToF32(weights.embedding.RowAt(static_cast<size_t>(id)), weights.embedding.dtype, config.hidden_size,
-                            x.Row(row++));
+      kernels::ConvertToF32(weights.embedding.RowAt(static_cast<size_t>(id)),
+                            weights.embedding.dtype, config.hidden_size, x.Row(row++));
     }
   }
   return x;
 }
 
-void Model::Impl::RotateAndNormalize(ExecContext& context, const AttentionWeights& attention, const RopeTable& rope,
-                                     Rows q, Rows k, Rows v) const {
+void Model::Impl::RotateAndNormalize(ExecContext& context, const AttentionWeights& attention,
+                                     const RopeTable& rope, Rows q, Rows k, Rows v) const {
   const size_t dim = config.head_dim;
   const auto eps = static_cast<float>(config.norm_eps);
   const auto prepare = [&](float* row, size_t size, const std::vector<float>& norm, size_t token) {
     if (config.qk_norm == QkNorm::kFull) kernels::RmsNorm(row, norm.data(), size, eps, row);
     if (config.clip_qkv) kernels::Clamp(row, static_cast<float>(*config.clip_qkv), size);
     for (size_t at = 0; at < size; at += dim) {
-      if (config.qk_norm == QkNorm::kPerHead) kernels::RmsNorm(row + at, norm.data(), dim, eps, row + at);
-      kernels::RotateHalves(row + at, rope.cos.Row(token), rope.sin.Row(token), config.rope.rotary_dim / 2);
+      if (config.qk_norm == QkNorm::kPerHead)
+        kernels::RmsNorm(row + at, norm.data(), dim, eps, row + at);
+      kernels::RotateHalves(row + at, rope.cos.Row(token), rope.sin.Row(token),
+                            config.rope.rotary_dim / 2);
     }
   };
   ForEachToken(context, q.rows, [&](size_t t) {
@@ -238,8 +252,9 @@ void Model::Impl::RotateAndNormalize(ExecContext& context, const AttentionWeight
 }
 
 // x += attention(norm(x))
-void Model::Impl::RunAttention(ExecContext& context, std::span<const SequenceChunk> chunks, const KvView& cache,
-                               size_t index, const RopeTable& rope, Rows x) const {
+void Model::Impl::RunAttention(ExecContext& context, std::span<const SequenceChunk> chunks,
+                               const KvView& cache, size_t index, const RopeTable& rope,
+                               Rows x) const {
   const ArenaScope scope(context.arena);
   const LayerWeights& layer = weights.layers[index];
   const AttentionWeights& attention = layer.attention;
@@ -256,7 +271,8 @@ void Model::Impl::RunAttention(ExecContext& context, std::span<const SequenceChu
   const Rows attended = context.arena.AllocateRows(x.rows, attention.q.rows);
   Attend(context, config, chunks, cache, index, q, attended);
   const Rows projected = context.arena.AllocateRows(x.rows, config.hidden_size);
-  quant::Linear(context, attended, ActFor(attention.o), {attention.o, DataOrNull(attention.o_bias), projected});
+  quant::Linear(context, attended, ActFor(attention.o),
+                {attention.o, DataOrNull(attention.o_bias), projected});
   AddRows(context, projected, x);
 }
 
@@ -268,14 +284,18 @@ Rows Model::Impl::RunDense(ExecContext& context, const DenseMlpWeights& dense, C
   quant::RunLinears(context, quant::PrepareActivations(context, x, act), jobs);
   const Rows hidden = context.arena.AllocateRows(x.rows, dense.gate.rows);
   const kernels::Activation& activation = kernels::FindActivation(config.activation);
-  ForEachToken(context, x.rows, [&](size_t t) { activation.to_f32(gate.Row(t), up.Row(t), hidden.cols, hidden.Row(t)); });
+  ForEachToken(context, x.rows, [&](size_t t) {
+    activation.to_f32(gate.Row(t), up.Row(t), hidden.cols, hidden.Row(t));
+  });
   const Rows out = context.arena.AllocateRows(x.rows, dense.down.rows);
   quant::Linear(context, hidden, ActFor(dense.down), {dense.down, nullptr, out});
   return out;
 }
 
-Rows Model::Impl::RunMoe(ExecContext& context, size_t index, ConstRows x, ForwardObserver* observer) const {
-  // The router stays in f32 whatever the other activations do: which experts are chosen must not depend on it.
+Rows Model::Impl::RunMoe(ExecContext& context, size_t index, ConstRows x,
+                         ForwardObserver* observer) const {
+  // The router stays in f32 whatever the other activations do: which experts are chosen must not
+  // depend on it.
   const Rows logits = context.arena.AllocateRows(x.rows, config.num_experts);
   quant::Linear(context, x, DType::kF32, {weights.layers[index].router, nullptr, logits});
   moe::RoutingRecord record;
@@ -284,7 +304,8 @@ Rows Model::Impl::RunMoe(ExecContext& context, size_t index, ConstRows x, Forwar
   return out;
 }
 
-Rows Model::Impl::Head(ExecContext& context, std::span<const SequenceChunk> chunks, ConstRows x) const {
+Rows Model::Impl::Head(ExecContext& context, std::span<const SequenceChunk> chunks,
+                       ConstRows x) const {
   size_t wanted = 0;
   for (const SequenceChunk& chunk : chunks) {
     if (chunk.logits == LogitsWanted::kAll) wanted += chunk.tokens.size();
@@ -298,17 +319,18 @@ Rows Model::Impl::Head(ExecContext& context, std::span<const SequenceChunk> chun
   for (const SequenceChunk& chunk : chunks) {
     for (size_t t = 0; t < chunk.tokens.size(); ++t, ++row) {
       const bool is_last = t + 1 == chunk.tokens.size();
-      if (chunk.logits == LogitsWanted::kNone || (chunk.logits == LogitsWanted::kLast && !is_last)) continue;
-      kernels::RmsNorm(x.Row(row), weights.final_norm.data(), config.hidden_size, static_cast<float>(config.norm_eps),
-                       normed.Row(next++));
+      if (chunk.logits == LogitsWanted::kNone || (chunk.logits == LogitsWanted::kLast && !is_last))
+        continue;
+      kernels::RmsNorm(x.Row(row), weights.final_norm.data(), config.hidden_size,
+                       static_cast<float>(config.norm_eps), normed.Row(next++));
     }
   }
   quant::Linear(context, normed, ActFor(weights.head), {weights.head, nullptr, logits});
   return logits;
 }
 
-Rows Model::Forward(ExecContext& context, std::span<const SequenceChunk> chunks, const KvView& cache,
-                    ForwardObserver* observer) {
+Rows Model::Forward(ExecContext& context, std::span<const SequenceChunk> chunks,
+                    const KvView& cache, ForwardObserver* observer) {
   const Impl& impl = *impl_;
   SY_CHECK_EQ(cache.layers.size(), impl.config.layers.size());
   const Rows x = impl.Embed(context, chunks);
@@ -317,9 +339,11 @@ Rows Model::Forward(ExecContext& context, std::span<const SequenceChunk> chunks,
   for (size_t i = 0; i < impl.config.layers.size(); ++i) {
     impl.RunAttention(context, chunks, cache, i, rope, x);
     const ArenaScope scope(context.arena);
-    const Rows normed = Normalize(context, x, impl.weights.layers[i].post_attention_norm, impl.config.norm_eps);
-    const Rows out = impl.config.layers[i].is_moe ? impl.RunMoe(context, i, normed, observer)
-                                                  : impl.RunDense(context, impl.weights.layers[i].dense, normed);
+    const Rows normed =
+        Normalize(context, x, impl.weights.layers[i].post_attention_norm, impl.config.norm_eps);
+    const Rows out = impl.config.layers[i].is_moe
+                         ? impl.RunMoe(context, i, normed, observer)
+                         : impl.RunDense(context, impl.weights.layers[i].dense, normed);
     AddRows(context, out, x);
     if (observer != nullptr) observer->OnLayer(i, x);
   }
@@ -334,10 +358,13 @@ DType Model::weight_dtype() const {
   }
   return impl_->weights.head.dtype;
 }
-DType Model::activation_dtype() const { return quant::ResolveActDType(impl_->options.moe.act_dtype, weight_dtype()); }
+DType Model::activation_dtype() const {
+  return quant::ResolveActDType(impl_->options.moe.act_dtype, weight_dtype());
+}
 
 size_t Model::weight_bytes() const {
-  return impl_->checkpoint != nullptr ? impl_->checkpoint->total_bytes() : impl_->random_memory->size();
+  return impl_->checkpoint != nullptr ? impl_->checkpoint->total_bytes()
+                                      : impl_->random_memory->size();
 }
 
 size_t Model::active_bytes_per_token() const {
@@ -345,17 +372,20 @@ size_t Model::active_bytes_per_token() const {
   size_t bytes = MatrixBytes(impl_->weights.head);
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const LayerWeights& layer = impl_->weights.layers[i];
-    for (const WeightMatrix* m : {&layer.attention.q, &layer.attention.k, &layer.attention.v, &layer.attention.o}) {
+    for (const WeightMatrix* m :
+         {&layer.attention.q, &layer.attention.k, &layer.attention.v, &layer.attention.o}) {
       bytes += MatrixBytes(*m);
     }
     if (!config.layers[i].is_moe) {
-      bytes += MatrixBytes(layer.dense.gate) + MatrixBytes(layer.dense.up) + MatrixBytes(layer.dense.down);
+      bytes += MatrixBytes(layer.dense.gate) + MatrixBytes(layer.dense.up) +
+               MatrixBytes(layer.dense.down);
       continue;
     }
     const moe::ExpertWeights& experts = impl_->moe_layers[i]->weights();
     const size_t matrix = experts.hidden_size * experts.intermediate_size;
-    bytes += MatrixBytes(layer.router) +
-             config.top_k * matrix * (2 * DTypeBytes(experts.w13_dtype) + DTypeBytes(experts.w2_dtype));
+    bytes +=
+        MatrixBytes(layer.router) +
+        config.top_k * matrix * (2 * DTypeBytes(experts.w13_dtype) + DTypeBytes(experts.w2_dtype));
   }
   return bytes;
 }
@@ -365,9 +395,10 @@ size_t Model::active_params() const {
   size_t params = 0;
   for (const LayerConfig& layer : config.layers) {
     params += 2 * config.hidden_size * config.head_dim * (config.num_heads + config.num_kv_heads);
-    params += layer.is_moe ? config.num_experts * config.hidden_size +
-                                 config.top_k * 3 * config.hidden_size * config.moe_intermediate_size
-                           : 3 * config.hidden_size * config.dense_intermediate_size;
+    params += layer.is_moe
+                  ? config.num_experts * config.hidden_size +
+                        config.top_k * 3 * config.hidden_size * config.moe_intermediate_size
+                  : 3 * config.hidden_size * config.dense_intermediate_size;
   }
   return params;
 }
@@ -377,13 +408,14 @@ size_t Model::head_params() const { return impl_->config.vocab_size * impl_->con
 std::vector<ComputePlan> Model::Explain() const {
   const std::string act = impl_->options.moe.act_dtype;
   const auto plan = [&](std::string part, DType weights, DType activations, std::string runner) {
-    const std::string why =
-        activations == DType::kBF16 ? (act == "auto" ? "weights and CPU have bf16" : "--act-dtype bf16")
-        : act == "f32"              ? "--act-dtype f32"
-        : weights == DType::kBF16   ? "this CPU (or --isa) has no bf16 products"
-                                    : "the weights are not bf16";
+    const std::string why = activations == DType::kBF16
+                                ? (act == "auto" ? "weights and CPU have bf16" : "--act-dtype bf16")
+                            : act == "f32"            ? "--act-dtype f32"
+                            : weights == DType::kBF16 ? "this CPU (or --isa) has no bf16 products"
+                                                      : "the weights are not bf16";
     return ComputePlan{std::move(part), std::string(DTypeName(weights)),
-                       std::string(kernels::FindMatmul(activations, weights)->name), std::move(runner), why};
+                       std::string(kernels::FindMatmul(activations, weights)->name),
+                       std::move(runner), why};
   };
   std::vector<ComputePlan> plans;
   const AttentionWeights& attention = impl_->weights.layers[0].attention;
@@ -393,7 +425,8 @@ std::vector<ComputePlan> Model::Explain() const {
     if (layer == nullptr) continue;
     const moe::MoeRunnerConfig& runner = layer->runner().config();
     ComputePlan experts = plan(fmt::format("experts of {} layers", impl_->config.num_moe_layers()),
-                               layer->weights().w13_dtype, runner.activation_dtype, std::string(layer->runner().name()));
+                               layer->weights().w13_dtype, runner.activation_dtype,
+                               std::string(layer->runner().name()));
     if (experts.runner == "reference") experts.kernel = "scalar f64";
     plans.push_back(std::move(experts));
     plans.push_back(plan("router", impl_->weights.layers[i].router.dtype, DType::kF32, ""));

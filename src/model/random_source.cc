@@ -24,9 +24,11 @@ RandomSource::RandomSource(DType dtype, size_t total_bytes, ThreadPool& pool)
     : dtype_(dtype),
       pool_(pool),
       memory_(std::make_shared<MappedMemory>(total_bytes, "random weights")),
-      pattern_(std::make_shared<MappedMemory>(2 * kPatternElements * DTypeBytes(dtype), "a pattern of random weights")) {
+      pattern_(std::make_shared<MappedMemory>(2 * kPatternElements * DTypeBytes(dtype),
+                                              "a pattern of random weights")) {
   if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("random weights of type {} are not supported", DTypeName(dtype)));
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("random weights of type {} are not supported", DTypeName(dtype)));
   }
   std::mt19937 random(1234);
   std::normal_distribution<float> normal;
@@ -34,12 +36,14 @@ RandomSource::RandomSource(DType dtype, size_t total_bytes, ThreadPool& pool)
   for (float& value : values) value = normal(random);
   kernels::ConvertFromF32(values.data(), values.size(), dtype, pattern_->data());
   for (float& value : values) value *= 0.02f;
-  kernels::ConvertFromF32(values.data(), values.size(), dtype, pattern_->data() + kPatternElements * DTypeBytes(dtype));
+  kernels::ConvertFromF32(values.data(), values.size(), dtype,
+                          pattern_->data() + kPatternElements * DTypeBytes(dtype));
 }
 
 // One tensor per expert, and an untied head.
 bool RandomSource::Has(std::string_view name) const {
-  return name.find("gate_up_proj") == std::string_view::npos && name.find("block_sparse_moe") == std::string_view::npos &&
+  return name.find("gate_up_proj") == std::string_view::npos &&
+         name.find("block_sparse_moe") == std::string_view::npos &&
          name.find("inv_freq") == std::string_view::npos;
 }
 

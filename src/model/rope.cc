@@ -16,21 +16,25 @@ constexpr double kMaxFactor = 1e6;
 constexpr size_t kMaxPositions = size_t{1} << 30;
 
 // The stretch that keeps attention as sharp as it was; 1 for no stretch.
-double YarnMscale(double scale, double mscale) { return scale <= 1.0 ? 1.0 : 0.1 * mscale * std::log(scale) + 1.0; }
+double YarnMscale(double scale, double mscale) {
+  return scale <= 1.0 ? 1.0 : 0.1 * mscale * std::log(scale) + 1.0;
+}
 
 void ParseYarn(ConfigReader& scaling, RopeConfig& rope) {
   rope.original_max_positions =
       scaling.Count("original_max_position_embeddings", 1, kMaxPositions, rope.max_positions);
-  const double ratio = static_cast<double>(rope.max_positions) / static_cast<double>(rope.original_max_positions);
+  const double ratio =
+      static_cast<double>(rope.max_positions) / static_cast<double>(rope.original_max_positions);
   rope.factor = scaling.Number("factor", 1e-3, kMaxFactor, ratio);
   rope.beta_fast = scaling.Number("beta_fast", 1e-6, kMaxFactor, 32.0);
   rope.beta_slow = scaling.Number("beta_slow", 1e-6, kMaxFactor, 1.0);
   rope.truncate = scaling.Flag("truncate", true);
   const double mscale = scaling.Number("mscale", 0.0, kMaxFactor, 0.0);
   const double mscale_all_dim = scaling.Number("mscale_all_dim", 0.0, kMaxFactor, 0.0);
-  const double inferred = mscale != 0 && mscale_all_dim != 0
-                              ? YarnMscale(rope.factor, mscale) / YarnMscale(rope.factor, mscale_all_dim)
-                              : YarnMscale(rope.factor, 1.0);
+  const double inferred =
+      mscale != 0 && mscale_all_dim != 0
+          ? YarnMscale(rope.factor, mscale) / YarnMscale(rope.factor, mscale_all_dim)
+          : YarnMscale(rope.factor, 1.0);
   rope.attention_factor = scaling.Number("attention_factor", 0.0, kMaxFactor, inferred);
 }
 
@@ -45,25 +49,31 @@ void ParseLlama3(ConfigReader& scaling, RopeConfig& rope) {
 }
 
 void ParseLongrope(ConfigReader& scaling, RopeConfig& rope, size_t config_original) {
-  rope.original_max_positions = scaling.Count(
-      "original_max_position_embeddings", 2, kMaxPositions, config_original != 0 ? config_original : rope.max_positions);
+  rope.original_max_positions =
+      scaling.Count("original_max_position_embeddings", 2, kMaxPositions,
+                    config_original != 0 ? config_original : rope.max_positions);
   rope.short_factors = scaling.Numbers("short_factor", 1e-6, kMaxFactor);
   rope.long_factors = scaling.Numbers("long_factor", 1e-6, kMaxFactor);
-  for (const auto& [name, factors] : {std::pair{"short_factor", &rope.short_factors}, {"long_factor", &rope.long_factors}}) {
+  for (const auto& [name, factors] :
+       {std::pair{"short_factor", &rope.short_factors}, {"long_factor", &rope.long_factors}}) {
     if (factors->size() != rope.rotary_dim / 2) {
-      scaling.Refuse(name, fmt::format("it must have {} numbers, one for each pair of a head", rope.rotary_dim / 2));
+      scaling.Refuse(name, fmt::format("it must have {} numbers, one for each pair of a head",
+                                       rope.rotary_dim / 2));
     }
   }
-  const double ratio = static_cast<double>(rope.max_positions) / static_cast<double>(rope.original_max_positions);
+  const double ratio =
+      static_cast<double>(rope.max_positions) / static_cast<double>(rope.original_max_positions);
   rope.factor = scaling.Number("factor", 1e-3, kMaxFactor, ratio);
   const double inferred =
       rope.factor <= 1.0
           ? 1.0
-          : std::sqrt(1.0 + std::log(rope.factor) / std::log(static_cast<double>(rope.original_max_positions)));
+          : std::sqrt(1.0 + std::log(rope.factor) /
+                                std::log(static_cast<double>(rope.original_max_positions)));
   rope.attention_factor = scaling.Number("attention_factor", 0.0, kMaxFactor, inferred);
 }
 
-// 1 below `low`, 0 above `high`, linear between, for pair i: how much of the unstretched frequency yarn keeps.
+// 1 below `low`, 0 above `high`, linear between, for pair i: how much of the unstretched frequency
+// yarn keeps.
 double YarnKeep(double low, double high, size_t i) {
   if (low == high) high += 0.001;
   return 1.0 - std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
@@ -72,14 +82,16 @@ double YarnKeep(double low, double high, size_t i) {
 // The pair at which a full turn happens `rotations` times over the original length.
 double YarnCorrectionDim(const RopeConfig& config, double rotations) {
   return static_cast<double>(config.rotary_dim) *
-         std::log(static_cast<double>(config.original_max_positions) / (rotations * 2.0 * std::numbers::pi)) /
+         std::log(static_cast<double>(config.original_max_positions) /
+                  (rotations * 2.0 * std::numbers::pi)) /
          (2.0 * std::log(config.theta));
 }
 
 std::vector<double> BaseFrequencies(double theta, size_t rotary_dim) {
   std::vector<double> frequencies(rotary_dim / 2);
   for (size_t i = 0; i < frequencies.size(); ++i) {
-    frequencies[i] = 1.0 / std::pow(theta, static_cast<double>(2 * i) / static_cast<double>(rotary_dim));
+    frequencies[i] =
+        1.0 / std::pow(theta, static_cast<double>(2 * i) / static_cast<double>(rotary_dim));
   }
   return frequencies;
 }
@@ -108,8 +120,8 @@ void StretchLlama3(const RopeConfig& config, std::vector<double>& frequencies) {
       frequency /= config.factor;
       continue;
     }
-    const double smooth =
-        (original / wavelength - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor);
+    const double smooth = (original / wavelength - config.low_freq_factor) /
+                          (config.high_freq_factor - config.low_freq_factor);
     frequency = (1.0 - smooth) * frequency / config.factor + smooth * frequency;
   }
 }
@@ -128,12 +140,14 @@ std::string_view RopeKindName(RopeConfig::Kind kind) {
   return "?";
 }
 
-RopeConfig ParseRope(ConfigReader& config, size_t rotary_dim, size_t max_positions, double default_theta) {
+RopeConfig ParseRope(ConfigReader& config, size_t rotary_dim, size_t max_positions,
+                     double default_theta) {
   RopeConfig rope;
   rope.rotary_dim = rotary_dim;
   rope.max_positions = max_positions;
   rope.theta = config.Number("rope_theta", 1.0001, 1e12, default_theta);
-  const size_t config_original = config.Count("original_max_position_embeddings", 1, kMaxPositions, 0);
+  const size_t config_original =
+      config.Count("original_max_position_embeddings", 1, kMaxPositions, 0);
   for (std::string_view field : {"rope_scaling", "rope_parameters"}) {
     if (!config.Has(field)) {
       config.Ignore({field});
@@ -182,7 +196,8 @@ std::vector<float> InverseFrequencies(const RopeConfig& config, size_t sequence_
   double theta = config.theta;
   if (config.kind == RopeConfig::Kind::kDynamic && sequence_limit > config.max_positions) {
     const auto dim = static_cast<double>(config.rotary_dim);
-    const double stretch = static_cast<double>(sequence_limit) / static_cast<double>(config.max_positions);
+    const double stretch =
+        static_cast<double>(sequence_limit) / static_cast<double>(config.max_positions);
     theta *= std::pow(config.factor * stretch - (config.factor - 1.0), dim / (dim - 2.0));
   }
   std::vector<double> frequencies = BaseFrequencies(theta, config.rotary_dim);
@@ -204,10 +219,11 @@ std::vector<float> InverseFrequencies(const RopeConfig& config, size_t sequence_
   return {frequencies.begin(), frequencies.end()};
 }
 
-void RopeAngles(const RopeConfig& config, const std::vector<float>& inverse_frequencies, size_t position, float* cos,
-                float* sin) {
+void RopeAngles(const RopeConfig& config, const std::vector<float>& inverse_frequencies,
+                size_t position, float* cos, float* sin) {
   for (size_t i = 0; i < inverse_frequencies.size(); ++i) {
-    // The product is rounded to f32 because the models were trained and are published with that rounding.
+    // The product is rounded to f32 because the models were trained and are published with that
+    // rounding.
     const float angle = static_cast<float>(position) * inverse_frequencies[i];
     cos[i] = static_cast<float>(std::cos(static_cast<double>(angle)) * config.attention_factor);
     sin[i] = static_cast<float>(std::sin(static_cast<double>(angle)) * config.attention_factor);

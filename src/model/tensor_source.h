@@ -16,10 +16,12 @@ class TensorSource {
  public:
   virtual ~TensorSource() = default;
   virtual bool Has(std::string_view name) const = 0;
-  // The view may have no data until Finish has passed: problems are collected, so that one error can list them all.
+  // The view may have no data until Finish has passed: problems are collected, so that one error
+  // can list them all.
   virtual TensorView Take(std::string_view name, const Shape& shape) = 0;
   virtual void Ignore(std::string_view name, std::string_view reason) = 0;
-  // Errors: kCorruptData naming every tensor that is missing, left over, or of the wrong shape or type.
+  // Errors: kCorruptData naming every tensor that is missing, left over, or of the wrong shape or
+  //   type.
   virtual void Finish() = 0;
 };
 
@@ -28,16 +30,21 @@ class CheckpointSource : public TensorSource {
  public:
   explicit CheckpointSource(Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
   bool Has(std::string_view name) const override { return checkpoint_.Has(name); }
-  TensorView Take(std::string_view name, const Shape& shape) override { return checkpoint_.Take(name, shape); }
-  void Ignore(std::string_view name, std::string_view reason) override { checkpoint_.Ignore(name, reason); }
+  TensorView Take(std::string_view name, const Shape& shape) override {
+    return checkpoint_.Take(name, shape);
+  }
+  void Ignore(std::string_view name, std::string_view reason) override {
+    checkpoint_.Ignore(name, reason);
+  }
   void Finish() override { checkpoint_.Finish(); }
 
  private:
   Checkpoint& checkpoint_;
 };
 
-// Random weights for measurements: whatever is asked for exists, in one type. Norms are ones, embeddings have unit variance, the rest
-// 0.02, so that every layer still routes its own way. Speed depends on shapes and types, not on values.
+// Random weights for measurements: whatever is asked for exists, in one type. Norms are ones,
+// embeddings have unit variance, the rest 0.02, so that every layer still routes its own way. Speed
+// depends on shapes and types, not on values.
 class RandomSource : public TensorSource {
  public:
   // Errors: kUnsupported unless dtype is kF32, kF16 or kBF16.
@@ -54,7 +61,8 @@ class RandomSource : public TensorSource {
   DType dtype_;
   ThreadPool& pool_;
   std::shared_ptr<MappedMemory> memory_;
-  std::shared_ptr<MappedMemory> pattern_;  // unit normal numbers, then the same times 0.02, both of kPatternElements
+  std::shared_ptr<MappedMemory>
+      pattern_;  // unit normal numbers, then the same times 0.02, both of kPatternElements
   size_t used_ = 0;
 };
 

@@ -19,7 +19,8 @@ namespace {
 struct ExpertNames {
   std::string_view gate, up, down;
 };
-constexpr std::array kExpertNames = {ExpertNames{"gate_proj", "up_proj", "down_proj"}, ExpertNames{"w1", "w3", "w2"}};
+constexpr std::array kExpertNames = {ExpertNames{"gate_proj", "up_proj", "down_proj"},
+                                     ExpertNames{"w1", "w3", "w2"}};
 // Names of the MoE block inside a decoder layer.
 constexpr std::array<std::string_view, 2> kMoeBlockNames = {"mlp", "block_sparse_moe"};
 
@@ -30,7 +31,8 @@ class Binder {
   TransformerWeights Bind() {
     TransformerWeights weights;
     weights.layers.resize(config_.layers.size());
-    weights.embedding = Matrix("model.embed_tokens.weight", config_.vocab_size, config_.hidden_size);
+    weights.embedding =
+        Matrix("model.embed_tokens.weight", config_.vocab_size, config_.hidden_size);
     BindHead(weights);
     Vector("model.norm.weight", config_.hidden_size, weights.final_norm);
     for (size_t i = 0; i < config_.layers.size(); ++i) BindLayer(i, weights.layers[i]);
@@ -60,18 +62,22 @@ class Binder {
       weights.head = Matrix(name, config_.vocab_size, config_.hidden_size);
       return;
     }
-    // The config decides, as in transformers: a tied model uses its embedding, whatever else lies in the file.
+    // The config decides, as in transformers: a tied model uses its embedding, whatever else lies
+    // in the file.
     weights.head = weights.embedding;
     if (source_.Has(name)) {
       source_.Ignore(name, "tie_word_embeddings is true");
-      Log(LogLevel::kWarning, "the checkpoint has lm_head.weight although tie_word_embeddings is true; the embedding is used");
+      Log(LogLevel::kWarning,
+          "the checkpoint has lm_head.weight although tie_word_embeddings is true; the embedding "
+          "is used");
     }
   }
 
   void BindLayer(size_t index, LayerWeights& layer) {
     const std::string prefix = fmt::format("model.layers.{}.", index);
     Vector(prefix + "input_layernorm.weight", config_.hidden_size, layer.input_norm);
-    Vector(prefix + "post_attention_layernorm.weight", config_.hidden_size, layer.post_attention_norm);
+    Vector(prefix + "post_attention_layernorm.weight", config_.hidden_size,
+           layer.post_attention_norm);
     BindAttention(prefix + "self_attn.", layer.attention);
     source_.Ignore(prefix + "self_attn.rotary_emb.inv_freq", "computed from the config");
     if (config_.layers[index].is_moe) {
@@ -174,14 +180,16 @@ class Binder {
     for (const SameType& pair : same_type_) {
       if (pair.expected == pair.found) continue;
       throw Error(ErrorCode::kUnsupported,
-                  fmt::format("{}: its weights are {}, those of expert 0 are {}; experts of a layer must share one type",
+                  fmt::format("{}: its weights are {}, those of expert 0 are {}; experts of a "
+                              "layer must share one type",
                               pair.expert, DTypeName(pair.found), DTypeName(pair.expected)));
     }
   }
 
   const ModelConfig& config_;
   TensorSource& source_;
-  std::vector<std::pair<TensorView, std::vector<float>*>> vectors_;  // checked and read when all tensors are known to be there
+  std::vector<std::pair<TensorView, std::vector<float>*>>
+      vectors_;  // checked and read when all tensors are known to be there
   std::vector<SameType> same_type_;
 };
 
@@ -190,7 +198,8 @@ class CountingSource : public TensorSource {
  public:
   explicit CountingSource(DType dtype) : dtype_(dtype) {}
   bool Has(std::string_view name) const override {
-    return name.find("gate_up_proj") == std::string_view::npos && name.find("block_sparse_moe") == std::string_view::npos;
+    return name.find("gate_up_proj") == std::string_view::npos &&
+           name.find("block_sparse_moe") == std::string_view::npos;
   }
   TensorView Take(std::string_view, const Shape& shape) override {
     size_t count = 0;
@@ -209,7 +218,9 @@ class CountingSource : public TensorSource {
 
 }  // namespace
 
-TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source) { return Binder(config, source).Bind(); }
+TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source) {
+  return Binder(config, source).Bind();
+}
 
 size_t RandomWeightBytes(const ModelConfig& config, DType dtype) {
   CountingSource source(dtype);

@@ -13,9 +13,9 @@ namespace switchyard {
 
 // Matrices are views of the source's bytes; vectors are small and widened to f32.
 struct AttentionWeights {
-  WeightMatrix q, k, v, o;                        // [heads * D, H], [kv_heads * D, H] twice, [H, heads * D]
+  WeightMatrix q, k, v, o;  // [heads * D, H], [kv_heads * D, H] twice, [H, heads * D]
   std::vector<float> q_bias, k_bias, v_bias, o_bias;  // empty without attention_bias
-  std::vector<float> q_norm, k_norm;              // [D], [heads * D], or empty, as ModelConfig::qk_norm says
+  std::vector<float> q_norm, k_norm;  // [D], [heads * D], or empty, as ModelConfig::qk_norm says
 };
 
 struct DenseMlpWeights {
@@ -25,8 +25,8 @@ struct DenseMlpWeights {
 struct LayerWeights {
   std::vector<float> input_norm, post_attention_norm;  // [H]
   AttentionWeights attention;
-  DenseMlpWeights dense;       // of layers that are not MoE
-  WeightMatrix router;         // [E, H], of MoE layers
+  DenseMlpWeights dense;  // of layers that are not MoE
+  WeightMatrix router;    // [E, H], of MoE layers
   moe::ExpertWeights experts;
 };
 
@@ -37,8 +37,10 @@ struct TransformerWeights {
   std::vector<LayerWeights> layers;
 };
 
-// Takes every tensor of the model from `source`, in either layout of experts that transformers writes, and finishes the source.
-// Errors: as TensorSource::Finish; kCorruptData if a tied model brings a head of its own that differs in shape.
+// Takes every tensor of the model from `source`, in either layout of experts that transformers
+// writes, and finishes the source.
+// Errors: as TensorSource::Finish; kCorruptData if a tied model brings a head of its own that
+//   differs in shape.
 TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source);
 
 // Bytes of all tensors of a model with one tensor per expert, for RandomSource.

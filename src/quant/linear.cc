@@ -33,9 +33,9 @@ ActRows PrepareActivations(ExecContext& context, ConstRows x, DType dtype) {
 
 DType ResolveActDType(std::string_view setting, DType weights) {
   if (setting == "bf16" && kernels::FindMatmul(DType::kBF16, weights) == nullptr) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("--act-dtype bf16: no kernel multiplies bf16 activations with {} weights; use f32 or auto",
-                            DTypeName(weights)));
+    throw Error(ErrorCode::kUnsupported, fmt::format("--act-dtype bf16: no kernel multiplies bf16 "
+                                                     "activations with {} weights; use f32 or auto",
+                                                     DTypeName(weights)));
   }
   const bool fast = setting == "auto" && weights == DType::kBF16 && HasNativeBF16();
   return setting == "bf16" || fast ? DType::kBF16 : DType::kF32;
@@ -48,7 +48,8 @@ kernels::MatmulFn MatmulFor(DType act, DType weight) {
 }
 
 size_t TaskRows(size_t total_rows, size_t num_threads) {
-  // Several tasks a thread even out their speeds; at most 64 rows of weights then stay in L2 while all activations pass.
+  // Several tasks a thread even out their speeds; at most 64 rows of weights then stay in L2 while
+  // all activations pass.
   const size_t wanted = total_rows / (num_threads * 8);
   return std::clamp<size_t>(wanted / 16 * 16, 16, 64);
 }
@@ -61,7 +62,8 @@ void RunLinears(ExecContext& context, const ActRows& x, std::span<const LinearJo
   for (const LinearJob& job : jobs) num_tasks += (job.weight.rows + task_rows - 1) / task_rows;
   context.pool.Run(num_tasks, [&](size_t task, size_t) {
     const LinearJob* job = jobs.data();
-    for (size_t tasks; task >= (tasks = (job->weight.rows + task_rows - 1) / task_rows); ++job) task -= tasks;
+    for (size_t tasks; task >= (tasks = (job->weight.rows + task_rows - 1) / task_rows); ++job)
+      task -= tasks;
     const size_t n0 = task * task_rows;
     kernels::MatmulArgs args;
     args.a_rows = x.rows.data();

@@ -12,17 +12,20 @@
 
 namespace switchyard::quant {
 
-// Activation rows in the type that a kernel multiplies with: pointers to the f32 rows themselves, or to rounded copies.
+// Activation rows in the type that a kernel multiplies with: pointers to the f32 rows themselves,
+// or to rounded copies.
 struct ActRows {
   DType dtype = DType::kF32;
   std::span<const void* const> rows;
   size_t cols = 0;
 
-  ActRows Slice(size_t first, size_t count) const { return {dtype, rows.subspan(first, count), cols}; }
+  ActRows Slice(size_t first, size_t count) const {
+    return {dtype, rows.subspan(first, count), cols};
+  }
 };
 
-// Shapes: x [T, K]. With dtype kF32 the result points into x; with kBF16 rows are rounded (nearest even) into the arena, once per
-// token, however many matrices use them.
+// Shapes: x [T, K]. With dtype kF32 the result points into x; with kBF16 rows are rounded (nearest
+//   even) into the arena, once per token, however many matrices use them.
 ActRows PrepareActivations(ExecContext& context, ConstRows x, DType dtype);
 
 // The type that activations take for weights of `weights` under a setting "auto", "f32" or "bf16".
@@ -36,8 +39,8 @@ struct LinearJob {
   Rows out;                     // [T, weight.rows]
 };
 
-// Runs all jobs over the same activations in one parallel region. Deterministic: the bits of a row depend on nothing but the
-// row and the matrix.
+// Runs all jobs over the same activations in one parallel region. Deterministic: the bits of a row
+// depend on nothing but the row and the matrix.
 void RunLinears(ExecContext& context, const ActRows& x, std::span<const LinearJob> jobs);
 
 // One matrix; x is rounded to `act` first.
@@ -46,7 +49,8 @@ void Linear(ExecContext& context, ConstRows x, DType act, const LinearJob& job);
 // The kernel for a pair that ResolveActDType allowed.
 kernels::MatmulFn MatmulFor(DType act, DType weight);
 
-// Rows of a weight matrix that one task takes, so that `total_rows` fill `num_threads` threads a few times over.
+// Rows of a weight matrix that one task takes, so that `total_rows` fill `num_threads` threads a
+// few times over.
 size_t TaskRows(size_t total_rows, size_t num_threads);
 
 }  // namespace switchyard::quant

@@ -1,23 +1,24 @@
 #include "switchyard/text/detokenizer.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
-#include "switchyard/text/tokenizer.h"
+#include "switchyard/core/error.h"
 #include "text/ffi.h"
 
 namespace switchyard {
 namespace {
 
-std::string_view View(const swt_text& text) { return {reinterpret_cast<const char*>(text.data), text.size}; }
+sy_text_stream* Handle(void* handle) { return static_cast<sy_text_stream*>(handle); }
 
 }  // namespace
 
-StreamingDetokenizer::StreamingDetokenizer(const Tokenizer& tokenizer, bool skip_special) {
-  text::OwnedBuffer error;
-  text::Check(swt_stream_new(tokenizer.handle_, skip_special ? 1 : 0, &handle_, &error.raw), error);
-}
-
-StreamingDetokenizer::~StreamingDetokenizer() { swt_stream_free(handle_); }
+// The stream shares ownership of the tokenizer's data on its side of the ABI.
+StreamingDetokenizer::StreamingDetokenizer(std::shared_ptr<const Tokenizer> tokenizer,
+                                           bool skip_special)
+    : handle_(sy_text_stream_new(static_cast<const sy_text_tokenizer*>(tokenizer->handle_),
+                                 skip_special)) {}
 
 StreamingDetokenizer::StreamingDetokenizer(StreamingDetokenizer&& other) noexcept
     : handle_(std::exchange(other.handle_, nullptr)) {}
@@ -27,19 +28,20 @@ StreamingDetokenizer& StreamingDetokenizer::operator=(StreamingDetokenizer&& oth
   return *this;
 }
 
-std::string_view StreamingDetokenizer::Push(int32_t id) {
-  if (id < 0) throw Error(ErrorCode::kInvalidArgument, "token id " + std::to_string(id) + " is negative");
-  swt_text out{nullptr, 0};
-  text::OwnedBuffer error;
-  text::Check(swt_stream_push(handle_, static_cast<uint32_t>(id), &out, &error.raw), error);
-  return View(out);
+StreamingDetokenizer::~StreamingDetokenizer() { sy_text_stream_free(Handle(handle_)); }
+
+std::string StreamingDetokenizer::Add(int32_t id) {
+  if (id < 0)
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("decode: the id {} is negative", id));
+  sy_text_bytes text = {}, error = {};
+  text::Check(sy_text_stream_add(Handle(handle_), static_cast<uint32_t>(id), &text, &error), error);
+  return text::Take(text);
 }
 
-std::string_view StreamingDetokenizer::Finish() {
-  swt_text out{nullptr, 0};
-  text::OwnedBuffer error;
-  text::Check(swt_stream_finish(handle_, &out, &error.raw), error);
-  return View(out);
+std::string StreamingDetokenizer::Finish() {
+  sy_text_bytes text = {}, error = {};
+  text::Check(sy_text_stream_finish(Handle(handle_), &text, &error), error);
+  return text::Take(text);
 }
 
 }  // namespace switchyard

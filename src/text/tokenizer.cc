@@ -1,101 +1,108 @@
 #include "switchyard/text/tokenizer.h"
 
+#include <fmt/format.h>
+
+#include "switchyard/core/error.h"
 #include "text/ffi.h"
 
 namespace switchyard {
+namespace {
 
-std::shared_ptr<const Tokenizer> Tokenizer::Create(const TokenizerFiles& files, const TokenizerOptions& options) {
-  std::vector<swt_named_template> named;
-  named.reserve(files.named_chat_templates.size());
-  for (const auto& [name, source] : files.named_chat_templates) {
-    named.push_back({text::Borrow(std::string_view(name)), text::Borrow(std::string_view(source))});
-  }
-  swt_files raw{};
-  raw.tokenizer_json = text::Borrow(std::string_view(files.tokenizer_json));
-  raw.tokenizer_config = text::Borrow(files.tokenizer_config_json);
-  raw.special_tokens_map = text::Borrow(files.special_tokens_map_json);
-  raw.chat_template = text::Borrow(files.chat_template);
-  raw.named_templates = named.data();
-  raw.num_named_templates = named.size();
-  raw.model_vocab_size = options.model_vocab_size;
-  raw.defer_template_errors = options.defer_template_errors ? 1 : 0;
+const sy_text_tokenizer* Handle(void* handle) {
+  return static_cast<const sy_text_tokenizer*>(handle);
+}
 
-  swt_tokenizer* handle = nullptr;
-  text::OwnedBuffer error;
-  text::Check(swt_tokenizer_new(&raw, &handle, &error.raw), error);
+std::optional<int32_t> Id(int64_t id) {
+  return id < 0 ? std::nullopt : std::optional<int32_t>(static_cast<int32_t>(id));
+}
+
+sy_text_chat Chat(const ChatRequest& request) {
+  return {text::View(request.messages_json), text::View(request.tools_json),
+          text::View(request.kwargs_json), request.add_generation_prompt,
+          request.continue_final_message};
+}
+
+}  // namespace
+
+std::shared_ptr<const Tokenizer> Tokenizer::Create(const TokenizerFiles& files) {
+  sy_text_view config = {}, chat_template = {};
+  if (files.tokenizer_config_json) config = text::View(*files.tokenizer_config_json);
+  if (files.chat_template_jinja) chat_template = text::View(*files.chat_template_jinja);
+  sy_text_tokenizer* handle = nullptr;
+  sy_text_bytes error = {};
+  text::Check(sy_text_tokenizer_new(
+                  text::View(files.tokenizer_json), files.tokenizer_config_json ? &config : nullptr,
+                  files.chat_template_jinja ? &chat_template : nullptr, &handle, &error),
+              error);
   return std::shared_ptr<const Tokenizer>(new Tokenizer(handle));
 }
 
-Tokenizer::Tokenizer(swt_tokenizer* handle) : handle_(handle) {
-  text::OwnedIds special;
-  swt_special_ids(handle_, &special.raw);
-  special_ids_ = special.Ids();
-  if (const auto eos = NamedId("eos_token")) eos_ids_.push_back(*eos);
-  bos_id_ = NamedId("bos_token");
+Tokenizer::Tokenizer(void* handle)
+    : handle_(handle), vocab_size_(sy_text_vocab_size(Handle(handle))) {
+  sy_text_ids ids = {};
+  sy_text_bytes error = {};
+  text::Check(sy_text_special_ids(Handle(handle_), &ids, &error), error);
+  special_ids_ = text::Take(ids);
 }
 
-Tokenizer::~Tokenizer() { swt_tokenizer_free(handle_); }
-
-std::optional<int32_t> Tokenizer::NamedId(std::string_view name) const {
-  uint32_t id = 0;
-  if (swt_named_id(handle_, text::Borrow(name), &id) == 0) return std::nullopt;
-  return static_cast<int32_t>(id);
-}
+Tokenizer::~Tokenizer() { sy_text_tokenizer_free(static_cast<sy_text_tokenizer*>(handle_)); }
 
 std::vector<int32_t> Tokenizer::Encode(std::string_view text, const EncodeOptions& options) const {
-  text::OwnedIds out;
-  text::OwnedBuffer error;
-  text::Check(swt_encode(handle_, text::Borrow(text), options.add_special_tokens ? 1 : 0,
-                         options.parse_special ? 1 : 0, &out.raw, &error.raw),
+  sy_text_ids ids = {};
+  sy_text_bytes error = {};
+  text::Check(sy_text_encode(Handle(handle_), text::View(text), options.add_special_tokens,
+                             options.parse_special, &ids, &error),
               error);
-  return out.Ids();
+  return text::Take(ids);
 }
 
 std::string Tokenizer::Decode(std::span<const int32_t> ids, bool skip_special) const {
-  for (const int32_t id : ids) {
-    if (id < 0) {
-      throw Error(ErrorCode::kInvalidArgument, "token id " + std::to_string(id) + " is outside the vocabulary of " +
-                                                   std::to_string(id_bound()) + " ids");
-    }
+  std::vector<uint32_t> unsigned_ids;
+  unsigned_ids.reserve(ids.size());
+  for (int32_t id : ids) {
+    if (id < 0)
+      throw Error(ErrorCode::kInvalidArgument, fmt::format("decode: the id {} is negative", id));
+    unsigned_ids.push_back(static_cast<uint32_t>(id));
   }
-  text::OwnedBuffer out, error;
-  text::Check(swt_decode(handle_, reinterpret_cast<const uint32_t*>(ids.data()), ids.size(), skip_special ? 1 : 0,
-                         &out.raw, &error.raw),
+  sy_text_bytes text = {}, error = {};
+  text::Check(sy_text_decode(Handle(handle_), unsigned_ids.data(), unsigned_ids.size(),
+                             skip_special, &text, &error),
               error);
-  return out.Text();
+  return text::Take(text);
 }
 
-std::optional<std::string> Tokenizer::IdToToken(int32_t id) const {
-  text::OwnedBuffer out;
-  if (id < 0 || swt_id_to_token(handle_, static_cast<uint32_t>(id), &out.raw) == 0) return std::nullopt;
-  return out.Text();
+std::string Tokenizer::IdToToken(int32_t id) const {
+  if (id < 0)
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("there is no token with the id {}", id));
+  sy_text_bytes token = {}, error = {};
+  text::Check(sy_text_id_to_token(Handle(handle_), static_cast<uint32_t>(id), &token, &error),
+              error);
+  return text::Take(token);
 }
 
 std::optional<int32_t> Tokenizer::TokenToId(std::string_view token) const {
-  uint32_t id = 0;
-  if (swt_token_to_id(handle_, text::Borrow(token), &id) == 0) return std::nullopt;
-  return static_cast<int32_t>(id);
+  return Id(sy_text_token_to_id(Handle(handle_), text::View(token)));
 }
 
-size_t Tokenizer::vocab_size() const { return swt_vocab_size(handle_); }
+std::optional<int32_t> Tokenizer::eos_id() const { return Id(sy_text_eos_id(Handle(handle_))); }
 
-uint32_t Tokenizer::id_bound() const { return swt_id_bound(handle_); }
+std::optional<int32_t> Tokenizer::bos_id() const { return Id(sy_text_bos_id(Handle(handle_))); }
 
-bool Tokenizer::HasChatTemplate() const { return swt_has_chat_template(handle_) != 0; }
+bool Tokenizer::HasChatTemplate() const { return sy_text_has_chat_template(Handle(handle_)); }
 
 std::string Tokenizer::RenderChat(const ChatRequest& request) const {
-  const swt_chat chat = text::ToChat(request);
-  text::OwnedBuffer out, error;
-  text::Check(swt_chat_render(handle_, &chat, &out.raw, &error.raw), error);
-  return out.Text();
+  const sy_text_chat chat = Chat(request);
+  sy_text_bytes text = {}, error = {};
+  text::Check(sy_text_render_chat(Handle(handle_), &chat, &text, &error), error);
+  return text::Take(text);
 }
 
-std::vector<int32_t> Tokenizer::ChatIds(const ChatRequest& request, ChatSafety safety) const {
-  const swt_chat chat = text::ToChat(request);
-  text::OwnedIds out;
-  text::OwnedBuffer error;
-  text::Check(swt_chat_ids(handle_, &chat, safety == ChatSafety::kSafe ? 1 : 0, &out.raw, &error.raw), error);
-  return out.Ids();
+std::vector<int32_t> Tokenizer::ChatIds(const ChatRequest& request, bool safe) const {
+  const sy_text_chat chat = Chat(request);
+  sy_text_ids ids = {};
+  sy_text_bytes error = {};
+  text::Check(sy_text_chat_ids(Handle(handle_), &chat, safe, &ids, &error), error);
+  return text::Take(ids);
 }
 
 }  // namespace switchyard

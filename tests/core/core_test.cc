@@ -47,8 +47,8 @@ TEST(Check, SaysWhereAndBothValues) {
 }
 
 TEST(DType, NamesAndSizesRoundTrip) {
-  for (DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kI64, DType::kI32, DType::kI16,
-                      DType::kI8, DType::kU8, DType::kBool}) {
+  for (DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kI64, DType::kI32,
+                      DType::kI16, DType::kI8, DType::kU8, DType::kBool}) {
     DType parsed = DType::kF64;
     EXPECT_TRUE(ParseDType(DTypeName(dtype), parsed));
     EXPECT_EQ(parsed, dtype);
@@ -133,7 +133,8 @@ TEST(Arena, AScopeGivesItsMemoryBack) {
 
 TEST(Arena, NamesTheSizeThatDoesNotFit) {
   Arena arena;
-  const std::string message = ErrorOf(ErrorCode::kResourceExhausted, [&] { arena.Allocate(size_t{1} << 62); });
+  const std::string message =
+      ErrorOf(ErrorCode::kResourceExhausted, [&] { arena.Allocate(size_t{1} << 62); });
   EXPECT_NE(message.find("4611686018427387"), std::string::npos) << message;
 }
 
@@ -143,9 +144,10 @@ TEST(MappedMemory, IsZeroAndCanBeReleased) {
   std::memset(memory.data(), 7, memory.size());
   memory.Release(0, memory.size());
   EXPECT_EQ(memory.data()[12345], std::byte{0});
-  const std::string message =
-      ErrorOf(ErrorCode::kResourceExhausted, [] { MappedMemory(size_t{1} << 60, "a test of limits"); });
-  EXPECT_NE(message.find("1152921504606846976 bytes for a test of limits"), std::string::npos) << message;
+  const std::string message = ErrorOf(ErrorCode::kResourceExhausted,
+                                      [] { MappedMemory(size_t{1} << 60, "a test of limits"); });
+  EXPECT_NE(message.find("1152921504606846976 bytes for a test of limits"), std::string::npos)
+      << message;
   EXPECT_GT(ResidentBytes(), 0u);
   EXPECT_GE(PeakResidentBytes(), ResidentBytes() / 2);
   EXPECT_GT(AvailableBytes(), 0u);
@@ -172,10 +174,13 @@ TEST(Settings, DefaultsEnvironmentAndCommandLine) {
 
 TEST(Settings, BadValuesNameTheSourceAndWhatIsAllowed) {
   Settings settings;
-  std::string message = ErrorOf(ErrorCode::kInvalidArgument, [&] { settings.Set("isa", "sse", "--isa"); });
+  std::string message =
+      ErrorOf(ErrorCode::kInvalidArgument, [&] { settings.Set("isa", "sse", "--isa"); });
   EXPECT_EQ(message, "--isa: expected one of auto|scalar|avx2|avx512, found \"sse\"");
-  message = ErrorOf(ErrorCode::kInvalidArgument, [&] { settings.Set("threads", "-1", "SWITCHYARD_THREADS"); });
-  EXPECT_EQ(message, "SWITCHYARD_THREADS: expected auto or a whole number of at least 1, found \"-1\"");
+  message = ErrorOf(ErrorCode::kInvalidArgument,
+                    [&] { settings.Set("threads", "-1", "SWITCHYARD_THREADS"); });
+  EXPECT_EQ(message,
+            "SWITCHYARD_THREADS: expected auto or a whole number of at least 1, found \"-1\"");
   message = ErrorOf(ErrorCode::kInvalidArgument, [&] { settings.Set("chunk", "0", "--chunk"); });
   EXPECT_NE(message.find("at least 1"), std::string::npos);
   message = ErrorOf(ErrorCode::kNotFound, [&] { settings.Get("moe-runer"); });
@@ -216,11 +221,14 @@ TEST(Cpu, CapsAreObeyedAndImpossibleOnesRefused) {
 
 TEST(Log, ReachesTheSinkFromTheLowestLevel) {
   std::vector<std::string> lines;
-  SetLogSink([&](LogLevel, std::string_view message, std::initializer_list<LogField> fields) {
-    std::string line(message);
-    for (const LogField& field : fields) line.append(" ").append(field.key).append("=").append(field.value);
-    lines.push_back(line);
-  }, LogLevel::kWarning);
+  SetLogSink(
+      [&](LogLevel, std::string_view message, std::initializer_list<LogField> fields) {
+        std::string line(message);
+        for (const LogField& field : fields)
+          line.append(" ").append(field.key).append("=").append(field.value);
+        lines.push_back(line);
+      },
+      LogLevel::kWarning);
   Log(LogLevel::kInfo, "quiet");
   Log(LogLevel::kWarning, "loud", {{"rank", "3"}});
   SetLogSink({}, LogLevel::kInfo);

@@ -22,7 +22,8 @@ class EngineTest : public ::testing::Test {
     model_ = Model::Load(ModelFiles::OpenFolder(golden_.checkpoint()), options, pool_);
   }
   void MakeExecutor(size_t max_sequences, size_t context = 0) {
-    executor_ = std::make_unique<Executor>(*model_, pool_, ExecutorOptions{context, max_sequences, DType::kF32});
+    executor_ = std::make_unique<Executor>(*model_, pool_,
+                                           ExecutorOptions{context, max_sequences, DType::kF32});
   }
   GenerationRequest Request(size_t prompt, size_t tokens) const {
     GenerationRequest request;
@@ -30,7 +31,9 @@ class EngineTest : public ::testing::Test {
     request.max_new_tokens = tokens;
     return request;
   }
-  std::vector<int32_t> Expected(size_t prompt) const { return golden_.Ids("p" + std::to_string(prompt) + ".greedy_ids"); }
+  std::vector<int32_t> Expected(size_t prompt) const {
+    return golden_.Ids("p" + std::to_string(prompt) + ".greedy_ids");
+  }
 
   struct Outcome {
     std::vector<int32_t> tokens;
@@ -64,11 +67,13 @@ TEST_F(EngineTest, MoreRequestsThanPlacesQueueInOrderAndAnswerTheSame) {  // bug
   EXPECT_EQ(engine.num_running(), 2u);
   EXPECT_EQ(engine.num_waiting(), 6u);
   std::map<RequestId, Outcome> outcomes = Drain(engine);
-  // The very first step computed prompt tokens only for the first request; p0 has one token, so its answer began there.
+  // The very first step computed prompt tokens only for the first request; p0 has one token, so its
+  // answer began there.
   for (auto& [id, outcome] : outcomes) {
     const std::vector<int32_t> expected = Expected(prompts.at(id));
     EXPECT_EQ(outcome.finish, FinishReason::kLength);
-    const std::vector<int32_t> tail(expected.end() - static_cast<std::ptrdiff_t>(outcome.tokens.size()), expected.end());
+    const std::vector<int32_t> tail(
+        expected.end() - static_cast<std::ptrdiff_t>(outcome.tokens.size()), expected.end());
     EXPECT_EQ(outcome.tokens, tail);
     EXPECT_GE(outcome.tokens.size() + 1, expected.size());
   }
@@ -124,7 +129,8 @@ TEST_F(EngineTest, BadRequestsAreRefused) {
   ExpectError(ErrorCode::kInvalidArgument, {"prompt is empty"}, [&] { engine.Submit({}); });
   GenerationRequest long_prompt = Request(0, 4);
   long_prompt.prompt.assign(16, 1);
-  ExpectError(ErrorCode::kInvalidArgument, {"16 tokens", "context of 16"}, [&] { engine.Submit(long_prompt); });
+  ExpectError(ErrorCode::kInvalidArgument, {"16 tokens", "context of 16"},
+              [&] { engine.Submit(long_prompt); });
   long_prompt.prompt.assign(15, 1);
   EXPECT_NO_THROW(engine.Submit(long_prompt));
   GenerationRequest bad_sampling = Request(0, 4);
@@ -133,8 +139,9 @@ TEST_F(EngineTest, BadRequestsAreRefused) {
   GenerationRequest nothing = Request(0, 0);
   const RequestId id = engine.Submit(std::move(nothing));
   EXPECT_EQ(Drain(engine).at(id).finish, FinishReason::kLength);
-  ExpectError(ErrorCode::kInvalidArgument, {"--ctx 99999", "512"},
-              [&] { Executor(*model_, pool_, ExecutorOptions{99999, 1, DType::kF32}); });
+  ExpectError(ErrorCode::kInvalidArgument, {"--ctx 99999", "512"}, [&] {
+    Executor(*model_, pool_, ExecutorOptions{99999, 1, DType::kF32});
+  });
 }
 
 TEST_F(EngineTest, ATokenOutsideTheVocabularyIsNamedAndTheSequenceGoesOn) {
@@ -142,7 +149,10 @@ TEST_F(EngineTest, ATokenOutsideTheVocabularyIsNamedAndTheSequenceGoesOn) {
   const SequenceId sequence = executor_->Start(10);
   const std::vector<int32_t> bad = {3, 256};
   const ExecutorChunk chunk{sequence, bad, LogitsWanted::kLast};
-  testing::ExpectError(ErrorCode::kInvalidArgument, {"token 256", "position 1", "256 entries"}, [&] { executor_->Forward({&chunk, 1}); });
+  testing::ExpectError(ErrorCode::kInvalidArgument, {"token 256", "position 1", "256 entries"},
+                       [&] {
+                         executor_->Forward({&chunk, 1});
+                       });
   EXPECT_EQ(executor_->Length(sequence), 0u);
   const std::vector<int32_t> good = {3, 255};
   const ExecutorChunk again{sequence, good, LogitsWanted::kLast};
@@ -170,7 +180,8 @@ TEST_F(EngineTest, PerplexityOfWindows) {
   const std::vector<int32_t> ids = golden_.PromptAndAnswer(3);
   const auto nll_of = [&](size_t begin, size_t end, size_t first) {
     const SequenceId sequence = executor_->Start(end - begin);
-    const ExecutorChunk chunk{sequence, std::span(ids).subspan(begin, end - begin), LogitsWanted::kAll};
+    const ExecutorChunk chunk{sequence, std::span(ids).subspan(begin, end - begin),
+                              LogitsWanted::kAll};
     const Rows logits = executor_->Forward({&chunk, 1});
     double sum = 0;
     for (size_t i = first; i < end - begin; ++i) {
@@ -198,9 +209,12 @@ TEST_F(EngineTest, PerplexityOfWindows) {
   EXPECT_NEAR(windows.mean_nll, sum / static_cast<double>(scored), 1e-9);
   const PerplexityResult overlapping = Perplexity(*executor_, ids, {.window = 10, .stride = 4});
   EXPECT_EQ(overlapping.num_scored, n - 1) << "every token but the first once";
-  testing::ExpectError(ErrorCode::kInvalidArgument, {"at least 2 tokens"}, [&] { Perplexity(*executor_, std::span(ids).first(1), {}); });
-  testing::ExpectError(ErrorCode::kInvalidArgument, {"window"}, [&] { Perplexity(*executor_, ids, {.window = 9999}); });
-  testing::ExpectError(ErrorCode::kInvalidArgument, {"stride"}, [&] { Perplexity(*executor_, ids, {.window = 8, .stride = 9}); });
+  testing::ExpectError(ErrorCode::kInvalidArgument, {"at least 2 tokens"},
+                       [&] { Perplexity(*executor_, std::span(ids).first(1), {}); });
+  testing::ExpectError(ErrorCode::kInvalidArgument, {"window"},
+                       [&] { Perplexity(*executor_, ids, {.window = 9999}); });
+  testing::ExpectError(ErrorCode::kInvalidArgument, {"stride"},
+                       [&] { Perplexity(*executor_, ids, {.window = 8, .stride = 9}); });
 }
 
 }  // namespace

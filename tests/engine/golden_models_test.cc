@@ -1,5 +1,6 @@
-// Recorded models of every known architecture, through loading, routing, both runners and the engine: logits, hidden states,
-// routing and greedy answers; and the promise that batches, chunks and threads do not change a bit.
+// Recorded models of every known architecture, through loading, routing, both runners and the
+// engine: logits, hidden states, routing and greedy answers; and the promise that batches, chunks
+// and threads do not change a bit.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +29,8 @@ struct Setup {
 
 // A loaded golden with everything that runs it.
 struct Loaded {
-  Loaded(const GoldenModel& golden, const Setup& setup, size_t max_sequences = 4) : pool(setup.threads) {
+  Loaded(const GoldenModel& golden, const Setup& setup, size_t max_sequences = 4)
+      : pool(setup.threads) {
     ModelOptions options;
     options.moe.runner = setup.runner;
     options.moe.act_dtype = "f32";
@@ -52,7 +54,8 @@ std::vector<float> AllLogits(Executor& executor, std::span<const int32_t> ids, s
     const size_t count = chunk == 0 ? ids.size() : std::min(chunk, ids.size() - at);
     const ExecutorChunk piece{sequence, ids.subspan(at, count), LogitsWanted::kAll};
     const Rows rows = executor.Forward({&piece, 1}, observer);
-    for (size_t r = 0; r < rows.rows; ++r) logits.insert(logits.end(), rows.Row(r), rows.Row(r) + rows.cols);
+    for (size_t r = 0; r < rows.rows; ++r)
+      logits.insert(logits.end(), rows.Row(r), rows.Row(r) + rows.cols);
     at += count;
   }
   executor.End(sequence);
@@ -61,7 +64,8 @@ std::vector<float> AllLogits(Executor& executor, std::span<const int32_t> ids, s
 
 double MaxDifference(std::span<const float> a, std::span<const float> b) {
   double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(static_cast<double>(a[i]) - b[i]));
+  for (size_t i = 0; i < a.size(); ++i)
+    largest = std::max(largest, std::abs(static_cast<double>(a[i]) - b[i]));
   return largest;
 }
 
@@ -86,7 +90,8 @@ class Recorder : public ForwardObserver {
 };
 
 // Columns are ordered by choice here and by id in the record.
-void ExpectSameRouting(const GoldenModel& golden, size_t prompt, size_t layer, const Recorder& recorder, size_t top_k) {
+void ExpectSameRouting(const GoldenModel& golden, size_t prompt, size_t layer,
+                       const Recorder& recorder, size_t top_k) {
   const std::string key = "p" + std::to_string(prompt) + ".router_";
   const std::string suffix = "." + std::to_string(layer);
   const TensorView ids = golden.Tensor(key + "ids" + suffix);
@@ -95,7 +100,8 @@ void ExpectSameRouting(const GoldenModel& golden, size_t prompt, size_t layer, c
   const size_t tokens = ids.NumElements() / top_k;
   for (size_t t = 0; t < tokens; ++t) {
     std::map<int32_t, float> chosen;
-    for (size_t k = 0; k < top_k; ++k) chosen[recorder.ids_.at(layer)[t * top_k + k]] = recorder.weights_.at(layer)[t * top_k + k];
+    for (size_t k = 0; k < top_k; ++k)
+      chosen[recorder.ids_.at(layer)[t * top_k + k]] = recorder.weights_.at(layer)[t * top_k + k];
     ASSERT_EQ(chosen.size(), top_k);
     size_t k = 0;
     for (const auto& [id, weight] : chosen) {
@@ -120,7 +126,8 @@ void CheckAgainstRecord(const GoldenModel& golden, const Setup& setup) {
     for (const auto& [layer, hidden] : recorder.hidden_) {
       const std::string name = key + "hidden." + std::to_string(layer);
       if (golden.Has(name)) {
-        EXPECT_LT(MaxDifference(Floats(golden.Tensor(name)), hidden), golden.hidden_tolerance()) << name;
+        EXPECT_LT(MaxDifference(Floats(golden.Tensor(name)), hidden), golden.hidden_tolerance())
+            << name;
       }
     }
     for (const auto& [layer, chosen] : recorder.ids_) {
@@ -157,7 +164,8 @@ class GoldenModelsTest : public ::testing::Test {
   void SetUp() override {
     models_ = testing::GoldenModels();
     ASSERT_FALSE(models_.empty()) << "tests/golden holds at least one model per family";
-    if (!testing::GoldenDir()) std::printf("[   NOTE   ] the large golden set is absent; the set in tests/golden runs\n");
+    if (!testing::GoldenDir())
+      std::printf("[   NOTE   ] the large golden set is absent; the set in tests/golden runs\n");
   }
   void TearDown() override { UncapIsa(); }
   std::vector<GoldenModel> models_;
@@ -168,7 +176,8 @@ TEST_F(GoldenModelsTest, LogitsHiddenStatesAndRoutingOnEveryIsaAndRunner) {
     CapIsa(isa);
     for (const GoldenModel& golden : models_) {
       for (const char* runner : {"aiter", "reference"}) {
-        SCOPED_TRACE(golden.name() + " --isa " + std::string(IsaName(isa)) + " --moe-runner " + runner);
+        SCOPED_TRACE(golden.name() + " --isa " + std::string(IsaName(isa)) + " --moe-runner " +
+                     runner);
         CheckAgainstRecord(golden, {.runner = runner, .threads = 2});
       }
     }
@@ -182,13 +191,15 @@ TEST_F(GoldenModelsTest, GreedyAnswersInOneBatch) {
   }
 }
 
-// One sequence alone and whole is the reference; chunks, batches and threads must give the same bits.
+// One sequence alone and whole is the reference; chunks, batches and threads must give the same
+// bits.
 TEST_F(GoldenModelsTest, BitsDoNotDependOnChunksBatchesOrThreads) {
   for (Isa isa : SupportedIsas()) {
     CapIsa(isa);
     for (const GoldenModel& golden : models_) {
       for (DType kv_dtype : {DType::kF32, DType::kBF16}) {
-        SCOPED_TRACE(golden.name() + " --isa " + std::string(IsaName(isa)) + " kv " + std::string(DTypeName(kv_dtype)));
+        SCOPED_TRACE(golden.name() + " --isa " + std::string(IsaName(isa)) + " kv " +
+                     std::string(DTypeName(kv_dtype)));
         std::vector<std::vector<int32_t>> ids;
         std::vector<std::vector<float>> alone;
         Loaded one(golden, {.threads = 1, .kv_dtype = kv_dtype});
@@ -201,7 +212,8 @@ TEST_F(GoldenModelsTest, BitsDoNotDependOnChunksBatchesOrThreads) {
           for (size_t chunk : {1u, 3u, 16u}) {
             for (size_t p = 0; p < ids.size(); ++p) {
               const std::vector<float> chunked = AllLogits(*many.executor, ids[p], chunk);
-              ASSERT_EQ(std::memcmp(chunked.data(), alone[p].data(), chunked.size() * sizeof(float)), 0)
+              ASSERT_EQ(
+                  std::memcmp(chunked.data(), alone[p].data(), chunked.size() * sizeof(float)), 0)
                   << "chunk " << chunk << ", " << threads << " threads, prompt " << p;
             }
           }
@@ -212,7 +224,8 @@ TEST_F(GoldenModelsTest, BitsDoNotDependOnChunksBatchesOrThreads) {
           const Rows rows = many.executor->Forward(batch);
           size_t row = 0;
           for (size_t p = 0; p < ids.size(); ++p) {
-            ASSERT_EQ(std::memcmp(rows.Row(row), alone[p].data(), alone[p].size() * sizeof(float)), 0)
+            ASSERT_EQ(std::memcmp(rows.Row(row), alone[p].data(), alone[p].size() * sizeof(float)),
+                      0)
                 << "batch of four, " << threads << " threads, prompt " << p;
             row += ids[p].size();
           }

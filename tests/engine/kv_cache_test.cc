@@ -1,4 +1,5 @@
-// Blocks are conserved under any order of extending and freeing, windows stop growing, and a full cache is refused without harm.
+// Blocks are conserved under any order of extending and freeing, windows stop growing, and a full
+// cache is refused without harm.
 #include "switchyard/engine/kv_cache.h"
 
 #include <gtest/gtest.h>
@@ -95,14 +96,17 @@ TEST(KvCache, AFullCacheNamesWhatIsFree) {
   KvSequence a = cache.NewSequence();
   cache.Extend(a, 0, 65);
   KvSequence b = cache.NewSequence();
-  testing::ExpectError(ErrorCode::kResourceExhausted, {"1 more tokens", "0 tokens are free of 128"}, [&] { cache.Extend(b, 0, 1); });
+  testing::ExpectError(ErrorCode::kResourceExhausted, {"1 more tokens", "0 tokens are free of 128"},
+                       [&] { cache.Extend(b, 0, 1); });
   cache.Free(a);
   EXPECT_NO_THROW(cache.Extend(b, 0, 128));
 }
 
 TEST(KvCache, RefusesTypesAndSizesItCannotHold) {
-  testing::ExpectError(ErrorCode::kUnsupported, {"I8", "bf16"}, [] { KvCache(SmallConfig({0}), DType::kI8, 64); });
-  testing::ExpectError(ErrorCode::kResourceExhausted, {"tokens"}, [] { KvCache(SmallConfig({0}), DType::kF32, size_t{1} << 60); });
+  testing::ExpectError(ErrorCode::kUnsupported, {"I8", "bf16"},
+                       [] { KvCache(SmallConfig({0}), DType::kI8, 64); });
+  testing::ExpectError(ErrorCode::kResourceExhausted, {"tokens"},
+                       [] { KvCache(SmallConfig({0}), DType::kF32, size_t{1} << 60); });
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 namespace switchyard {
 namespace {
 
-std::map<int32_t, int> Draws(SamplingOptions options, const std::vector<float>& logits, int count = 4000,
-                             const std::vector<int32_t>& history = {}) {
+std::map<int32_t, int> Draws(SamplingOptions options, const std::vector<float>& logits,
+                             int count = 4000, const std::vector<int32_t>& history = {}) {
   options.seed = 5;
   Sampler sampler(options);
   std::map<int32_t, int> counts;
@@ -25,7 +25,9 @@ TEST(Sampler, GreedyTakesTheLargestAndTheLowerIdOfATie) {
   EXPECT_EQ(sampler.Sample(std::vector<float>{1, 5, 5, 2}, {}), 1);
   EXPECT_EQ(sampler.Sample(std::vector<float>{NAN, -3, NAN}, {}), 1) << "NaN is never chosen";
   EXPECT_EQ(sampler.Sample(std::vector<float>{-INFINITY, -INFINITY}, {}), 0);
-  testing::ExpectError(ErrorCode::kCorruptData, {"NaN"}, [&] { sampler.Sample(std::vector<float>{NAN, NAN}, {}); });
+  testing::ExpectError(ErrorCode::kCorruptData, {"NaN"}, [&] {
+    sampler.Sample(std::vector<float>{NAN, NAN}, {});
+  });
 }
 
 TEST(Sampler, FrequenciesFollowTheSoftmaxAtItsTemperature) {
@@ -35,17 +37,21 @@ TEST(Sampler, FrequenciesFollowTheSoftmaxAtItsTemperature) {
     double sum = 0;
     for (float l : logits) sum += std::exp(l / temperature);
     for (int32_t id = 0; id < 3; ++id) {
-      EXPECT_NEAR(counts.at(id) / 20000.0, std::exp(logits[static_cast<size_t>(id)] / temperature) / sum, 0.015);
+      EXPECT_NEAR(counts.at(id) / 20000.0,
+                  std::exp(logits[static_cast<size_t>(id)] / temperature) / sum, 0.015);
     }
   }
 }
 
 TEST(Sampler, TopKTopPAndMinPDropTheUnlikely) {
-  const std::vector<float> logits = {std::log(0.5f), std::log(0.3f), std::log(0.15f), std::log(0.05f)};
+  const std::vector<float> logits = {std::log(0.5f), std::log(0.3f), std::log(0.15f),
+                                     std::log(0.05f)};
   EXPECT_EQ(Draws({.temperature = 1, .top_k = 2}, logits).size(), 2u);
   EXPECT_EQ(Draws({.temperature = 1, .top_k = 99}, logits).size(), 4u);
-  EXPECT_EQ(Draws({.temperature = 1, .top_p = 0.6}, logits).size(), 2u) << "0.5 is not enough, 0.8 is";
-  EXPECT_EQ(Draws({.temperature = 1, .top_p = 1e-9}, logits).size(), 1u) << "the most likely always stays";
+  EXPECT_EQ(Draws({.temperature = 1, .top_p = 0.6}, logits).size(), 2u)
+      << "0.5 is not enough, 0.8 is";
+  EXPECT_EQ(Draws({.temperature = 1, .top_p = 1e-9}, logits).size(), 1u)
+      << "the most likely always stays";
   EXPECT_EQ(Draws({.temperature = 1, .min_p = 0.25}, logits).size(), 3u);
 }
 
@@ -53,7 +59,8 @@ TEST(Sampler, PenaltiesLowerWhatOccurred) {
   Sampler repeat({.repeat_penalty = 4.0});
   EXPECT_EQ(repeat.Sample(std::vector<float>{8, 3, -1}, std::vector<int32_t>{0}), 1);
   Sampler negative({.repeat_penalty = 2.0});
-  EXPECT_EQ(negative.Sample(std::vector<float>{-1, -1.5f}, std::vector<int32_t>{0}), 1) << "negative logits are multiplied";
+  EXPECT_EQ(negative.Sample(std::vector<float>{-1, -1.5f}, std::vector<int32_t>{0}), 1)
+      << "negative logits are multiplied";
   Sampler presence({.presence_penalty = 2.0});
   EXPECT_EQ(presence.Sample(std::vector<float>{5, 4}, std::vector<int32_t>{0, 0, 0}), 1);
   Sampler frequency({.frequency_penalty = 0.6});
@@ -77,12 +84,14 @@ TEST(Sampler, OneSeedOneSequence) {  // bug-log 86
 
 TEST(Sampler, OptionsOutOfRangeAreNamed) {
   using testing::ExpectError;
-  ExpectError(ErrorCode::kInvalidArgument, {"temperature", "-1"}, [] { Sampler({.temperature = -1}); });
+  ExpectError(ErrorCode::kInvalidArgument, {"temperature", "-1"},
+              [] { Sampler({.temperature = -1}); });
   ExpectError(ErrorCode::kInvalidArgument, {"temperature"}, [] { Sampler({.temperature = NAN}); });
   ExpectError(ErrorCode::kInvalidArgument, {"top_p", "0"}, [] { Sampler({.top_p = 0}); });
   ExpectError(ErrorCode::kInvalidArgument, {"top_p", "1.5"}, [] { Sampler({.top_p = 1.5}); });
   ExpectError(ErrorCode::kInvalidArgument, {"min_p"}, [] { Sampler({.min_p = 1}); });
-  ExpectError(ErrorCode::kInvalidArgument, {"repeat_penalty"}, [] { Sampler({.repeat_penalty = 0}); });
+  ExpectError(ErrorCode::kInvalidArgument, {"repeat_penalty"},
+              [] { Sampler({.repeat_penalty = 0}); });
 }
 
 }  // namespace

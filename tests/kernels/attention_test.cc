@@ -32,8 +32,9 @@ struct Cache {
 };
 
 // Full attention of some queries through spans. first/last are absolute positions.
-std::vector<float> Attend(const Cache& cache, const std::vector<float>& q, const std::vector<size_t>& first,
-                          const std::vector<size_t>& last, float scale) {
+std::vector<float> Attend(const Cache& cache, const std::vector<float>& q,
+                          const std::vector<size_t>& first, const std::vector<size_t>& last,
+                          float scale) {
   const size_t rows = first.size();
   const size_t dim = cache.head_dim;
   std::vector<const float*> q_rows;
@@ -78,7 +79,8 @@ std::vector<float> Attend(const Cache& cache, const std::vector<float>& q, const
     }
   }
   std::vector<float> out(rows * dim);
-  for (size_t r = 0; r < rows; ++r) FinishAttention(states[r], sums.data() + r * dim, dim, out.data() + r * dim);
+  for (size_t r = 0; r < rows; ++r)
+    FinishAttention(states[r], sums.data() + r * dim, dim, out.data() + r * dim);
   return out;
 }
 
@@ -101,11 +103,12 @@ TEST(Attention, MatchesTheReference) {
           const std::vector<float> out = Attend(cache, q, first, last, scale);
           for (size_t r = 0; r < rows; ++r) {
             std::vector<float> expected(dim);
-            AttentionReference(q.data() + r * dim, cache.keys.data(), cache.values.data(), dtype, dim, first[r], last[r],
-                               dim, scale, expected.data());
+            AttentionReference(q.data() + r * dim, cache.keys.data(), cache.values.data(), dtype,
+                               dim, first[r], last[r], dim, scale, expected.data());
             for (size_t d = 0; d < dim; ++d) {
               ASSERT_NEAR(out[r * dim + d], expected[d], 2e-5)
-                  << "dim " << dim << " tokens " << tokens << " row " << r << " keys " << first[r] << ".." << last[r];
+                  << "dim " << dim << " tokens " << tokens << " row " << r << " keys " << first[r]
+                  << ".." << last[r];
             }
           }
         }
@@ -132,7 +135,8 @@ TEST(Attention, BitsDoNotDependOnWhichQueriesShareACall) {
       const std::vector<float> one(q.begin() + static_cast<std::ptrdiff_t>(r * dim),
                                    q.begin() + static_cast<std::ptrdiff_t>((r + 1) * dim));
       const std::vector<float> alone = Attend(cache, one, {first[r]}, {last[r]}, 0.1f);
-      ASSERT_EQ(std::memcmp(alone.data(), together.data() + r * dim, dim * sizeof(float)), 0) << "row " << r;
+      ASSERT_EQ(std::memcmp(alone.data(), together.data() + r * dim, dim * sizeof(float)), 0)
+          << "row " << r;
     }
   });
 }

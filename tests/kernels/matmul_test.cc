@@ -19,7 +19,8 @@ using testing::GuardedBuffer;
 // Random values of a dtype in a guarded buffer.
 class Operand {
  public:
-  Operand(DType dtype, const std::vector<float>& values) : dtype_(dtype), bytes_(values.size() * DTypeBytes(dtype)) {
+  Operand(DType dtype, const std::vector<float>& values)
+      : dtype_(dtype), bytes_(values.size() * DTypeBytes(dtype)) {
     for (size_t i = 0; i < values.size(); ++i) {
       std::byte* at = bytes_.data() + i * DTypeBytes(dtype);
       const BF16 bf16 = ToBF16(values[i]);
@@ -45,9 +46,9 @@ struct Problem {
 // Below, at and beyond the tile in every dimension; primes; and the sizes of real models along K.
 std::vector<Problem> Problems() {
   std::vector<Problem> problems;
-  for (size_t m : {1, 2, 3, 5, 6, 7, 12, 13}) {
-    for (size_t n : {1, 3, 4, 5, 8, 11}) {
-      for (size_t k : {1, 7, 16, 31, 32, 33, 64, 97, 256}) problems.push_back({m, n, k});
+  for (size_t m : {1u, 2u, 3u, 5u, 6u, 7u, 12u, 13u}) {
+    for (size_t n : {1u, 3u, 4u, 5u, 8u, 11u}) {
+      for (size_t k : {1u, 7u, 16u, 31u, 32u, 33u, 64u, 97u, 256u}) problems.push_back({m, n, k});
     }
   }
   problems.push_back({0, 5, 64});
@@ -60,8 +61,8 @@ std::vector<Problem> Problems() {
 }
 
 void RunProblem(const MatmulKernel& kernel, const Problem& problem, std::mt19937_64& random) {
-  SCOPED_TRACE(std::string(kernel.name) + " m=" + std::to_string(problem.m) + " n=" + std::to_string(problem.n) +
-               " k=" + std::to_string(problem.k));
+  SCOPED_TRACE(std::string(kernel.name) + " m=" + std::to_string(problem.m) +
+               " n=" + std::to_string(problem.n) + " k=" + std::to_string(problem.k));
   const Operand a(kernel.a_dtype, testing::RandomFloats(random, problem.m * problem.k));
   const Operand w(kernel.w_dtype, testing::RandomFloats(random, problem.n * problem.k));
   std::vector<const void*> rows;
@@ -83,10 +84,12 @@ void RunProblem(const MatmulKernel& kernel, const Problem& problem, std::mt19937
   reference.out = expected.data();
   MatmulReference(reference, kernel.a_dtype, kernel.w_dtype);
 
-  // |error| <= (k + 2) eps * sum |a w|; the sum of k products of unit normals' magnitudes is close to 0.64 k. Pair products are
-  // rounded once more in hardware, hence the factor 2.
-  const double bound = 2.0 * 0x1p-24 * (static_cast<double>(problem.k) + 2) * (0.7 * static_cast<double>(problem.k) + 8);
-  for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(out[i], expected[i], bound) << "element " << i;
+  // |error| <= (k + 2) eps * sum |a w|; the sum of k products of unit normals' magnitudes is close
+  // to 0.64 k. Pair products are rounded once more in hardware, hence the factor 2.
+  const double bound = 2.0 * 0x1p-24 * (static_cast<double>(problem.k) + 2) *
+                       (0.7 * static_cast<double>(problem.k) + 8);
+  for (size_t i = 0; i < expected.size(); ++i)
+    ASSERT_NEAR(out[i], expected[i], bound) << "element " << i;
 }
 
 TEST(Matmul, EveryRowOfTheTableMatchesTheReference) {
@@ -98,7 +101,8 @@ TEST(Matmul, EveryRowOfTheTableMatchesTheReference) {
   });
 }
 
-// The promise that everything rests on: one row gives the same bits alone, in any batch, and in any split of n.
+// The promise that everything rests on: one row gives the same bits alone, in any batch, and in any
+// split of n.
 TEST(Matmul, BitsDoNotDependOnBatchOrSplit) {
   testing::ForEachTarget([] {
     auto random = testing::MakeRandom(2);
@@ -119,12 +123,14 @@ TEST(Matmul, BitsDoNotDependOnBatchOrSplit) {
           const size_t rows_now = std::min<size_t>(1 + random() % 7, m - m0);
           for (size_t n0 = 0; n0 < n;) {
             const size_t n_now = std::min<size_t>(1 + random() % 9, n - n0);
-            kernel.run({rows.data() + m0, rows_now, w.at(n0 * k), k, n_now, k, parts.data() + m0 * n + n0, n});
+            kernel.run({rows.data() + m0, rows_now, w.at(n0 * k), k, n_now, k,
+                        parts.data() + m0 * n + n0, n});
             n0 += n_now;
           }
           m0 += rows_now;
         }
-        ASSERT_EQ(std::memcmp(whole.data(), parts.data(), whole.size() * sizeof(float)), 0) << "k=" << k;
+        ASSERT_EQ(std::memcmp(whole.data(), parts.data(), whole.size() * sizeof(float)), 0)
+            << "k=" << k;
       }
     }
   });

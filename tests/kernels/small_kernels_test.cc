@@ -1,4 +1,5 @@
-// Norms, rotations, activations, conversions and row operations against their scalar forms, on every instruction set.
+// Norms, rotations, activations, conversions and row operations against their scalar forms, on
+// every instruction set.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,7 +21,8 @@ namespace {
 
 using testing::GuardedBuffer;
 
-const std::vector<size_t> kSizes = {0, 1, 3, 7, 8, 15, 16, 17, 31, 64, 65, 100, 127, 128, 256, 1000, 2048};
+const std::vector<size_t> kSizes = {0,  1,  3,   7,   8,   15,  16,   17,  31,
+                                    64, 65, 100, 127, 128, 256, 1000, 2048};
 
 TEST(RmsNorm, MatchesTheReference) {
   testing::ForEachTarget([] {
@@ -34,7 +36,8 @@ TEST(RmsNorm, MatchesTheReference) {
         std::vector<float> expected(n);
         RmsNorm(x.data(), weight.data(), n, 1e-6f, out.data());
         RmsNormReference(x.data(), weight.data(), n, 1e-6f, expected.data());
-        for (size_t i = 0; i < n; ++i) ASSERT_NEAR(out[i], expected[i], 3e-6 * (1 + std::abs(expected[i]))) << n;
+        for (size_t i = 0; i < n; ++i)
+          ASSERT_NEAR(out[i], expected[i], 3e-6 * (1 + std::abs(expected[i]))) << n;
         RmsNorm(x.data(), weight.data(), n, 1e-6f, x.data());
         EXPECT_EQ(std::memcmp(x.data(), out.data(), n * sizeof(float)), 0) << "in place";
       }
@@ -77,7 +80,8 @@ TEST(Activations, EveryOneMatchesItsScalarForm) {
         activation.to_bf16(gate.data(), up.data(), n, narrow.data());
         for (size_t i = 0; i < n; ++i) {
           const double expected = activation.scalar(gate[i], up[i]);
-          ASSERT_NEAR(out[i], expected, 2e-6 * (std::abs(expected) + 1e-3)) << gate[i] << " " << up[i];
+          ASSERT_NEAR(out[i], expected, 2e-6 * (std::abs(expected) + 1e-3))
+              << gate[i] << " " << up[i];
           ASSERT_EQ(narrow[i].bits, ToBF16(out[i]).bits) << out[i];
         }
       }
@@ -86,7 +90,8 @@ TEST(Activations, EveryOneMatchesItsScalarForm) {
       const float ones[] = {1, 1, 1, 1, 1, 1, 1};
       float out[7];
       activation.to_f32(ends, ones, 7, out);
-      for (size_t i = 0; i < 7; ++i) EXPECT_NEAR(out[i], activation.scalar(ends[i], 1.0), 1e-5 * (1 + std::abs(ends[i])));
+      for (size_t i = 0; i < 7; ++i)
+        EXPECT_NEAR(out[i], activation.scalar(ends[i], 1.0), 1e-5 * (1 + std::abs(ends[i])));
     }
   });
 }
@@ -116,8 +121,12 @@ TEST(Convert, EveryBitPatternOf16BitFloatsWidensExactly) {
     for (size_t i = 0; i < 65536; ++i) {
       const float f16 = ToFloat(halves[i]);
       const float bf16 = ToFloat(brains[i]);
-      ASSERT_TRUE(std::isnan(f16) ? std::isnan(wide_f16[i]) : std::memcmp(&f16, &wide_f16[i], 4) == 0) << i;
-      ASSERT_TRUE(std::isnan(bf16) ? std::isnan(wide_bf16[i]) : std::memcmp(&bf16, &wide_bf16[i], 4) == 0) << i;
+      ASSERT_TRUE(std::isnan(f16) ? std::isnan(wide_f16[i])
+                                  : std::memcmp(&f16, &wide_f16[i], 4) == 0)
+          << i;
+      ASSERT_TRUE(std::isnan(bf16) ? std::isnan(wide_bf16[i])
+                                   : std::memcmp(&bf16, &wide_bf16[i], 4) == 0)
+          << i;
     }
   });
 }
@@ -125,11 +134,13 @@ TEST(Convert, EveryBitPatternOf16BitFloatsWidensExactly) {
 TEST(Convert, NarrowingRoundsToNearestEven) {
   testing::ForEachTarget([] {
     auto random = testing::MakeRandom(24);
-    std::vector<float> values = {0.0f, -0.0f, 1.0f, 1.00390625f, 1.01171875f, 65504.0f, 1e-8f, -3.5f, 0x1p-20f,
-                                 std::numeric_limits<float>::infinity()};
+    std::vector<float> values = {
+        0.0f,     -0.0f, 1.0f,  1.00390625f, 1.01171875f,
+        65504.0f, 1e-8f, -3.5f, 0x1p-20f,    std::numeric_limits<float>::infinity()};
     for (int i = 0; i < 5000; ++i) {
       // Random bits with exponents that f16 can hold.
-      const uint32_t bits = (static_cast<uint32_t>(random()) & 0x807fffffu) | (static_cast<uint32_t>(113u + random() % 29u) << 23);
+      const uint32_t bits = (static_cast<uint32_t>(random()) & 0x807fffffu) |
+                            (static_cast<uint32_t>(113u + random() % 29u) << 23);
       values.push_back(std::bit_cast<float>(bits));
     }
     std::vector<BF16> brains(values.size());

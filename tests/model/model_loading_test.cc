@@ -18,7 +18,9 @@ using testing::ModelFolder;
 
 class ModelLoading : public ::testing::Test {
  protected:
-  static std::filesystem::path Golden(const std::string& name) { return testing::LocalGoldenDir() / name / "checkpoint"; }
+  static std::filesystem::path Golden(const std::string& name) {
+    return testing::LocalGoldenDir() / name / "checkpoint";
+  }
 
   std::unique_ptr<Model> Load(const ModelFolder& folder) {
     ModelOptions options;
@@ -39,21 +41,26 @@ class ModelLoading : public ::testing::Test {
     for (size_t i = 0; i < config.layers.size(); ++i) {
       memory.emplace_back(block);
       size_t group = 0;
-      while (std::find(groups[group].layers.begin(), groups[group].layers.end(), i) == groups[group].layers.end()) ++group;
-      layers.push_back({reinterpret_cast<std::byte*>(memory.back().data()), block * sizeof(float), group});
+      while (std::find(groups[group].layers.begin(), groups[group].layers.end(), i) ==
+             groups[group].layers.end())
+        ++group;
+      layers.push_back(
+          {reinterpret_cast<std::byte*>(memory.back().data()), block * sizeof(float), group});
     }
     Arena arena;
     ExecContext context{pool_, arena};
     const SequenceChunk chunk{ids, 0, ids.size(), tables, LogitsWanted::kAll};
     const Rows rows = model.Forward(context, {&chunk, 1}, {DType::kF32, layers});
     std::vector<float> logits;
-    for (size_t r = 0; r < rows.rows; ++r) logits.insert(logits.end(), rows.Row(r), rows.Row(r) + rows.cols);
+    for (size_t r = 0; r < rows.rows; ++r)
+      logits.insert(logits.end(), rows.Row(r), rows.Row(r) + rows.cols);
     return logits;
   }
 
   // The experts of every layer as two banks, in the layout of transformers 5.
-  static void StackExperts(ModelFolder& folder, const std::string& block, const std::string& gate, const std::string& up,
-                           const std::string& down, size_t layers, size_t experts) {
+  static void StackExperts(ModelFolder& folder, const std::string& block, const std::string& gate,
+                           const std::string& up, const std::string& down, size_t layers,
+                           size_t experts) {
     for (size_t layer = 0; layer < layers; ++layer) {
       const std::string prefix = "model.layers." + std::to_string(layer) + ".";
       ModelFolder::Tensor gate_up;
@@ -75,7 +82,8 @@ class ModelLoading : public ::testing::Test {
       }
       folder.tensors[prefix + "mlp.experts.gate_up_proj"] = std::move(gate_up);
       folder.tensors[prefix + "mlp.experts.down_proj"] = std::move(downs);
-      if (block != "mlp") folder.Rename(prefix + block + ".gate.weight", prefix + "mlp.gate.weight");
+      if (block != "mlp")
+        folder.Rename(prefix + block + ".gate.weight", prefix + "mlp.gate.weight");
     }
   }
 
@@ -99,21 +107,26 @@ TEST_F(ModelLoading, StackedAndSeparateExpertsGiveTheSameBits) {  // bug-log 46
 TEST_F(ModelLoading, MissingAndUnusedTensorsAreListedTogether) {
   ModelFolder folder(Golden("olmoe_clip"));
   folder.tensors.erase("model.layers.1.mlp.experts.3.up_proj.weight");
-  folder.Rename("model.layers.0.self_attn.q_norm.weight", "model.layers.0.self_attn.query_norm.weight");
-  ExpectError(ErrorCode::kCorruptData,
-              {"model.layers.1.mlp.experts.3.up_proj.weight", "model.layers.0.self_attn.q_norm.weight",
-               "model.layers.0.self_attn.query_norm.weight"},
-              [&] { Load(folder); });
+  folder.Rename("model.layers.0.self_attn.q_norm.weight",
+                "model.layers.0.self_attn.query_norm.weight");
+  ExpectError(
+      ErrorCode::kCorruptData,
+      {"model.layers.1.mlp.experts.3.up_proj.weight", "model.layers.0.self_attn.q_norm.weight",
+       "model.layers.0.self_attn.query_norm.weight"},
+      [&] { Load(folder); });
 }
 
 TEST_F(ModelLoading, WrongShapesAndTypesAreNamed) {
   ModelFolder folder(Golden("olmoe_clip"));
   folder.tensors.at("model.layers.0.mlp.experts.1.up_proj.weight").shape = {48, 32};
-  ExpectError(ErrorCode::kCorruptData, {"model.layers.0.mlp.experts.1.up_proj.weight", "[32, 48]", "[48, 32]"}, [&] { Load(folder); });
+  ExpectError(ErrorCode::kCorruptData,
+              {"model.layers.0.mlp.experts.1.up_proj.weight", "[32, 48]", "[48, 32]"},
+              [&] { Load(folder); });
 
   ModelFolder mixed(Golden("olmoe_clip"));
   mixed.tensors.at("model.layers.0.mlp.experts.1.up_proj.weight").dtype = DType::kF16;
-  ExpectError(ErrorCode::kUnsupported, {"model.layers.0.mlp.experts.1", "F16", "BF16"}, [&] { Load(mixed); });
+  ExpectError(ErrorCode::kUnsupported, {"model.layers.0.mlp.experts.1", "F16", "BF16"},
+              [&] { Load(mixed); });
 
   ModelFolder norm(Golden("olmoe_clip"));  // bug-log 61: a norm of the other size
   norm.tensors.at("model.layers.0.self_attn.q_norm.weight").shape = {12};
@@ -126,10 +139,12 @@ TEST_F(ModelLoading, TiedAndUntiedHeads) {  // bug-log 44, 45
   const std::vector<float> expected = Logits(*Load(tied));
 
   std::vector<std::string> warnings;
-  SetLogSink([&](LogLevel, std::string_view message, auto) { warnings.emplace_back(message); }, LogLevel::kWarning);
+  SetLogSink([&](LogLevel, std::string_view message, auto) { warnings.emplace_back(message); },
+             LogLevel::kWarning);
   ModelFolder with_head(Golden("mixtral_swa"));
   with_head.tensors["lm_head.weight"] = with_head.tensors.at("model.embed_tokens.weight");
-  std::fill(with_head.tensors["lm_head.weight"].bytes.begin(), with_head.tensors["lm_head.weight"].bytes.end(), std::byte{0});
+  std::fill(with_head.tensors["lm_head.weight"].bytes.begin(),
+            with_head.tensors["lm_head.weight"].bytes.end(), std::byte{0});
   EXPECT_EQ(Logits(*Load(with_head)), expected) << "the config decides: the embedding is used";
   SetLogSink({}, LogLevel::kWarning);
   ASSERT_EQ(warnings.size(), 1u);
@@ -142,7 +157,8 @@ TEST_F(ModelLoading, TiedAndUntiedHeads) {  // bug-log 44, 45
 
 TEST_F(ModelLoading, OldRotaryBuffersAreKnown) {
   ModelFolder folder(Golden("mixtral_swa"));
-  folder.tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = {DType::kF32, {6}, std::vector<std::byte>(24)};
+  folder.tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = {
+      DType::kF32, {6}, std::vector<std::byte>(24)};
   EXPECT_NO_THROW(Load(folder));
 }
 
@@ -154,18 +170,21 @@ TEST_F(ModelLoading, NanWeightsAreNamedAndStillLoad) {
   std::memcpy(bytes.data() + 10, &nan, 2);
   std::memcpy(bytes.data() + 20, &inf, 2);
   std::vector<std::string> warnings;
-  SetLogSink([&](LogLevel, std::string_view message, auto) { warnings.emplace_back(message); }, LogLevel::kWarning);
+  SetLogSink([&](LogLevel, std::string_view message, auto) { warnings.emplace_back(message); },
+             LogLevel::kWarning);
   const std::unique_ptr<Model> model = Load(folder);
   SetLogSink({}, LogLevel::kWarning);
   ASSERT_EQ(model->bad_tensors().size(), 1u);
   EXPECT_EQ(warnings, model->bad_tensors());
-  EXPECT_NE(warnings[0].find("model.layers.1.mlp.experts.2.down_proj.weight: 1 NaN and 1 infinite values, the first at element 5"),
+  EXPECT_NE(warnings[0].find("model.layers.1.mlp.experts.2.down_proj.weight: 1 NaN and 1 infinite "
+                             "values, the first at element 5"),
             std::string::npos)
       << warnings[0];
 }
 
 TEST_F(ModelLoading, ConfigFieldsAreUsedKnownOrRefused) {
-  const auto with = [](const std::string& golden, const std::string& field, nlohmann::ordered_json value) {
+  const auto with = [](const std::string& golden, const std::string& field,
+                       nlohmann::ordered_json value) {
     auto folder = std::make_unique<ModelFolder>(Golden(golden));
     folder->config[field] = std::move(value);
     return folder;
@@ -176,20 +195,31 @@ TEST_F(ModelLoading, ConfigFieldsAreUsedKnownOrRefused) {
               [&] { Load(*with("olmoe_clip", "model_type", "gpt_neo")); });
   ExpectError(ErrorCode::kUnsupported, {"BertForMaskedLM", "OlmoeForCausalLM"},
               [&] { Load(*with("olmoe_clip", "architectures", {"BertForMaskedLM"})); });
-  for (const nlohmann::ordered_json& top_k : {nlohmann::ordered_json(0), nlohmann::ordered_json(9), nlohmann::ordered_json(2147483648u)}) {
+  for (const nlohmann::ordered_json& top_k : {nlohmann::ordered_json(0), nlohmann::ordered_json(9),
+                                              nlohmann::ordered_json(2147483648u)}) {
     ExpectError(ErrorCode::kCorruptData, {"num_experts_per_tok", "8", top_k.dump()},  // bug-log 11
                 [&] { Load(*with("olmoe_clip", "num_experts_per_tok", top_k)); });
   }
-  ExpectError(ErrorCode::kUnsupported, {"hidden_act", "gelu"}, [&] { Load(*with("olmoe_clip", "hidden_act", "gelu")); });
-  ExpectError(ErrorCode::kUnsupported, {"quantization_config"},
-              [&] { Load(*with("olmoe_clip", "quantization_config", {{"quant_method", "fp8"}})); });
-  ExpectError(ErrorCode::kUnsupported, {"num_key_value_heads", "3"}, [&] { Load(*with("olmoe_clip", "num_key_value_heads", 3)); });
-  ExpectError(ErrorCode::kCorruptData, {"hidden_size"}, [&] { Load(*with("olmoe_clip", "hidden_size", 0)); });
-  ExpectError(ErrorCode::kCorruptData, {"rms_norm_eps"}, [&] { Load(*with("olmoe_clip", "rms_norm_eps", "small")); });
-  ExpectError(ErrorCode::kUnsupported, {"rope_scaling", "telechat3-yarn", "longrope"},  // bug-log 63
-              [&] { Load(*with("olmoe_clip", "rope_scaling", {{"rope_type", "telechat3-yarn"}, {"factor", 2}})); });
-  ExpectError(ErrorCode::kUnsupported, {"rope_scaling.beta_medium"},
-              [&] { Load(*with("olmoe_clip", "rope_scaling", {{"rope_type", "linear"}, {"factor", 2}, {"beta_medium", 1}})); });
+  ExpectError(ErrorCode::kUnsupported, {"hidden_act", "gelu"},
+              [&] { Load(*with("olmoe_clip", "hidden_act", "gelu")); });
+  ExpectError(ErrorCode::kUnsupported, {"quantization_config"}, [&] {
+    Load(*with("olmoe_clip", "quantization_config", {{"quant_method", "fp8"}}));
+  });
+  ExpectError(ErrorCode::kUnsupported, {"num_key_value_heads", "3"},
+              [&] { Load(*with("olmoe_clip", "num_key_value_heads", 3)); });
+  ExpectError(ErrorCode::kCorruptData, {"hidden_size"},
+              [&] { Load(*with("olmoe_clip", "hidden_size", 0)); });
+  ExpectError(ErrorCode::kCorruptData, {"rms_norm_eps"},
+              [&] { Load(*with("olmoe_clip", "rms_norm_eps", "small")); });
+  ExpectError(
+      ErrorCode::kUnsupported, {"rope_scaling", "telechat3-yarn", "longrope"},  // bug-log 63
+      [&] {
+        Load(*with("olmoe_clip", "rope_scaling", {{"rope_type", "telechat3-yarn"}, {"factor", 2}}));
+      });
+  ExpectError(ErrorCode::kUnsupported, {"rope_scaling.beta_medium"}, [&] {
+    Load(*with("olmoe_clip", "rope_scaling",
+               {{"rope_type", "linear"}, {"factor", 2}, {"beta_medium", 1}}));
+  });
 }
 
 // Bug-log 67: what `sliding_window` means is the architecture's own affair.
@@ -213,10 +243,13 @@ TEST_F(ModelLoading, AFolderWithoutConfigOrWeightsIsExplained) {
   ModelFolder folder(Golden("olmoe_clip"));
   const auto files = folder.Write();
   std::filesystem::remove(folder.path() / "model.safetensors");
-  ExpectError(ErrorCode::kNotFound, {"model.safetensors"}, [&] { Model::Load(ModelFiles::OpenFolder(folder.path()), {}, pool_); });
+  ExpectError(ErrorCode::kNotFound, {"model.safetensors"},
+              [&] { Model::Load(ModelFiles::OpenFolder(folder.path()), {}, pool_); });
   std::filesystem::remove(folder.path() / "config.json");
-  ExpectError(ErrorCode::kNotFound, {"config.json"}, [&] { Model::Load(ModelFiles::OpenFolder(folder.path()), {}, pool_); });
-  ExpectError(ErrorCode::kNotFound, {"no-such-folder"}, [&] { ModelFiles::OpenFolder(folder.path() / "no-such-folder"); });
+  ExpectError(ErrorCode::kNotFound, {"config.json"},
+              [&] { Model::Load(ModelFiles::OpenFolder(folder.path()), {}, pool_); });
+  ExpectError(ErrorCode::kNotFound, {"no-such-folder"},
+              [&] { ModelFiles::OpenFolder(folder.path() / "no-such-folder"); });
 }
 
 TEST_F(ModelLoading, RandomModelsRunInEveryType) {

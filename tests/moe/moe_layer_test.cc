@@ -1,7 +1,8 @@
 // The whole layer: choices at construction, refusals, stages, and staying usable after an error.
+#include "switchyard/moe/layer/moe_layer.h"
+
 #include <gtest/gtest.h>
 
-#include "switchyard/moe/layer/moe_layer.h"
 #include "switchyard/moe/layer/register_builtins.h"
 #include "switchyard/moe/routing/select_experts.h"
 #include "testing/errors.h"
@@ -16,7 +17,11 @@ using testing::MoeCase;
 
 class MoeLayerTest : public ::testing::Test {
  protected:
-  MoeLayerTest() : random_(testing::MakeRandom(51)), case_(6, 20, 12, DType::kBF16, random_), pool_(2), context_{pool_, arena_} {
+  MoeLayerTest()
+      : random_(testing::MakeRandom(51)),
+        case_(6, 20, 12, DType::kBF16, random_),
+        pool_(2),
+        context_{pool_, arena_} {
     config_.topk.num_experts = 6;
     config_.topk.top_k = 2;
     config_.layer_id = 3;
@@ -41,12 +46,17 @@ TEST_F(MoeLayerTest, RoutesDispatchesAndCombines) {
     expected.push_back(case_.Oracle(hidden.data() + t * 20, ids, narrow, 2));
   }
   for (const char* runner : {"auto", "aiter", "reference"}) {
-    MoeLayer layer(BuiltinRegistry(), config_, {.runner = runner, .act_dtype = "f32"}, case_.Weights());
+    MoeLayer layer(BuiltinRegistry(), config_, {.runner = runner, .act_dtype = "f32"},
+                   case_.Weights());
     RoutingRecord record;
-    const Rows out = layer.Forward(context_, ConstRows(hidden.data(), 9, 20), ConstRows(logits.data(), 9, 6), &record);
+    const Rows out = layer.Forward(context_, ConstRows(hidden.data(), 9, 20),
+                                   ConstRows(logits.data(), 9, 6), &record);
     EXPECT_EQ(record.topk.num_tokens, 9u);
     EXPECT_LE(testing::RelativeL2(out, expected), 3e-6) << runner;
-    EXPECT_EQ(layer.Forward(context_, ConstRows(hidden.data(), 0, 20), ConstRows(logits.data(), 0, 6)).rows, 0u);
+    EXPECT_EQ(
+        layer.Forward(context_, ConstRows(hidden.data(), 0, 20), ConstRows(logits.data(), 0, 6))
+            .rows,
+        0u);
   }
 }
 
@@ -61,7 +71,8 @@ TEST_F(MoeLayerTest, RefusesWhatCannotBe) {
               [&] { MoeLayer(BuiltinRegistry(), config_, {.a2a = "mori"}, case_.Weights()); });
   MoeLayerConfig too_many = config_;
   too_many.topk.top_k = 7;
-  ExpectError(ErrorCode::kInvalidArgument, {"top_k", "1 to 6", "7"}, [&] { MoeLayer(BuiltinRegistry(), too_many, {}, case_.Weights()); });
+  ExpectError(ErrorCode::kInvalidArgument, {"top_k", "1 to 6", "7"},
+              [&] { MoeLayer(BuiltinRegistry(), too_many, {}, case_.Weights()); });
   MoeLayerConfig other_scheme = config_;
   other_scheme.scheme = "fp8_block";
   ExpectError(ErrorCode::kNotFound, {"scheme \"fp8_block\"", "unquant"},
@@ -71,8 +82,9 @@ TEST_F(MoeLayerTest, RefusesWhatCannotBe) {
   ExpectError(ErrorCode::kInvalidArgument, {"layer 3", "6 experts", "5 (w2)"},
               [&] { MoeLayer(BuiltinRegistry(), config_, {}, short_weights); });
   MoeCase halves(6, 20, 12, DType::kF16, random_);
-  ExpectError(ErrorCode::kUnsupported, {"--act-dtype bf16", "F16"},
-              [&] { MoeLayer(BuiltinRegistry(), config_, {.act_dtype = "bf16"}, halves.Weights()); });
+  ExpectError(ErrorCode::kUnsupported, {"--act-dtype bf16", "F16"}, [&] {
+    MoeLayer(BuiltinRegistry(), config_, {.act_dtype = "bf16"}, halves.Weights());
+  });
 }
 
 // A runner that a scheme does not list is refused although it is registered.
@@ -84,7 +96,8 @@ TEST_F(MoeLayerTest, ARegisteredRunnerStillNeedsTheScheme) {
               [&] { MoeLayer(registry, config_, {.runner = "mine"}, case_.Weights()); });
 }
 
-// Contract 3.0: one outstanding dispatch, combine needs one, and an error in between leaves the layer usable.
+// Contract 3.0: one outstanding dispatch, combine needs one, and an error in between leaves the
+// layer usable.
 TEST_F(MoeLayerTest, DispatcherStages) {
   MoeRunnerConfig config;
   config.layer_id = 5;
@@ -92,16 +105,21 @@ TEST_F(MoeLayerTest, DispatcherStages) {
   const std::vector<float> hidden(8);
   const ConstRows rows(hidden.data(), 2, 4);
   StandardCombineInput input(context_.arena.AllocateRows(2, 4));
-  ExpectError(ErrorCode::kFailedPrecondition, {"layer 5", "combine without"}, [&] { dispatcher->Combine(context_, input); });
+  ExpectError(ErrorCode::kFailedPrecondition, {"layer 5", "combine without"},
+              [&] { dispatcher->Combine(context_, input); });
   dispatcher->Dispatch(context_, rows, {});
-  ExpectError(ErrorCode::kFailedPrecondition, {"layer 5", "outstanding"}, [&] { dispatcher->Dispatch(context_, rows, {}); });
+  ExpectError(ErrorCode::kFailedPrecondition, {"layer 5", "outstanding"},
+              [&] { dispatcher->Dispatch(context_, rows, {}); });
   StandardCombineInput wrong_rows(context_.arena.AllocateRows(3, 4));
-  ExpectError(ErrorCode::kInvalidArgument, {"2 tokens", "3 came"}, [&] { dispatcher->Combine(context_, wrong_rows); });
+  ExpectError(ErrorCode::kInvalidArgument, {"2 tokens", "3 came"},
+              [&] { dispatcher->Combine(context_, wrong_rows); });
   StandardCombineInput wrong_promise = input;
   wrong_promise.promises.weights_applied_by = WeightsAppliedBy::kCombine;
-  ExpectError(ErrorCode::kInvalidArgument, {"promises"}, [&] { dispatcher->Combine(context_, wrong_promise); });
+  ExpectError(ErrorCode::kInvalidArgument, {"promises"},
+              [&] { dispatcher->Combine(context_, wrong_promise); });
   EXPECT_EQ(dispatcher->Combine(context_, input).rows, 2u);
-  ExpectError(ErrorCode::kFailedPrecondition, {"combine without"}, [&] { dispatcher->Combine(context_, input); });
+  ExpectError(ErrorCode::kFailedPrecondition, {"combine without"},
+              [&] { dispatcher->Combine(context_, input); });
   dispatcher->Dispatch(context_, rows, {});
   dispatcher->Abort();
   EXPECT_NO_THROW(dispatcher->Dispatch(context_, rows, {}));
@@ -112,17 +130,20 @@ TEST_F(MoeLayerTest, StaysUsableAfterAnErrorInTheRunner) {
   static bool fail = true;
   Registry registry;
   RegisterBuiltins(registry);
-  registry.Add(FusedEntry{"none", "aiter",
-                          [](ExecContext& context, const DispatchOutput& output, const MoeQuantInfo&, const MoeRunnerConfig& config)
-                              -> const CombineInput& {
-                            if (fail) throw Error(ErrorCode::kInternal, "planted");
-                            return *context.arena.New<StandardCombineInput>(
-                                context.arena.AllocateRows(AsStandard(output).hidden_states.rows, config.hidden_size));
-                          }});
+  registry.Add(
+      FusedEntry{"none", "aiter",
+                 [](ExecContext& context, const DispatchOutput& output, const MoeQuantInfo&,
+                    const MoeRunnerConfig& config) -> const CombineInput& {
+                   if (fail) throw Error(ErrorCode::kInternal, "planted");
+                   return *context.arena.New<StandardCombineInput>(context.arena.AllocateRows(
+                       AsStandard(output).hidden_states.rows, config.hidden_size));
+                 }});
   MoeLayer layer(registry, config_, {}, case_.Weights());
   const std::vector<float> hidden(40);
   const std::vector<float> logits(12);
-  const auto forward = [&] { return layer.Forward(context_, ConstRows(hidden.data(), 2, 20), ConstRows(logits.data(), 2, 6)); };
+  const auto forward = [&] {
+    return layer.Forward(context_, ConstRows(hidden.data(), 2, 20), ConstRows(logits.data(), 2, 6));
+  };
   ExpectError(ErrorCode::kInternal, {"planted"}, forward);
   fail = false;
   EXPECT_EQ(forward().rows, 2u);

@@ -1,9 +1,11 @@
-// Contract 1.5: explicit registration, duplicates and misses name their keys, fused functions and their switch.
+// Contract 1.5: explicit registration, duplicates and misses name their keys, fused functions and
+// their switch.
+#include "switchyard/moe/registry/registry.h"
+
 #include <gtest/gtest.h>
 
 #include "switchyard/moe/layer/register_builtins.h"
 #include "switchyard/moe/registry/moe_runner.h"
-#include "switchyard/moe/registry/registry.h"
 #include "testing/errors.h"
 
 namespace switchyard::moe {
@@ -19,37 +21,49 @@ TEST(Registry, BuiltinsAreThereOnce) {
   EXPECT_EQ(registry.DispatcherForA2a("none").name, "standard");
   EXPECT_EQ(registry.FindScheme("unquant").name, "unquant");
   for (const PrePermuteEntry& pre : registry.pre_permutes()) {
-    EXPECT_NO_THROW(registry.FindPostPermute(pre.runner, pre.format)) << "every pre-permute has its post-permute";
+    EXPECT_NO_THROW(registry.FindPostPermute(pre.runner, pre.format))
+        << "every pre-permute has its post-permute";
     EXPECT_NO_THROW(registry.FindRunner(pre.runner));
   }
-  ExpectError(ErrorCode::kInvalidArgument, {"registered twice"}, [&] { RegisterBuiltins(registry); });
+  ExpectError(ErrorCode::kInvalidArgument, {"registered twice"},
+              [&] { RegisterBuiltins(registry); });
 }
 
 TEST(Registry, DuplicatesNameTheirKeys) {
   Registry registry;
   RegisterBuiltins(registry);
-  ExpectError(ErrorCode::kInvalidArgument, {"runner", "\"aiter\""}, [&] { registry.Add(registry.FindRunner("aiter")); });
+  ExpectError(ErrorCode::kInvalidArgument, {"runner", "\"aiter\""},
+              [&] { registry.Add(registry.FindRunner("aiter")); });
   ExpectError(ErrorCode::kInvalidArgument, {"dispatcher", "\"standard\""},
               [&] { registry.Add(DispatcherEntry(registry.FindDispatcher("standard"))); });
-  ExpectError(ErrorCode::kInvalidArgument, {"scheme", "\"unquant\""}, [&] { registry.Add(SchemeEntry(registry.FindScheme("unquant"))); });
-  ExpectError(ErrorCode::kInvalidArgument, {"pre-permute", "standard", "aiter"},
-              [&] { registry.Add(PrePermuteEntry{DispatchFormat::kStandard, "aiter", nullptr}); });
-  ExpectError(ErrorCode::kInvalidArgument, {"post-permute", "standard", "reference"},
-              [&] { registry.Add(PostPermuteEntry{"reference", DispatchFormat::kStandard, nullptr}); });
+  ExpectError(ErrorCode::kInvalidArgument, {"scheme", "\"unquant\""},
+              [&] { registry.Add(SchemeEntry(registry.FindScheme("unquant"))); });
+  ExpectError(ErrorCode::kInvalidArgument, {"pre-permute", "standard", "aiter"}, [&] {
+    registry.Add(PrePermuteEntry{DispatchFormat::kStandard, "aiter", nullptr});
+  });
+  ExpectError(ErrorCode::kInvalidArgument, {"post-permute", "standard", "reference"}, [&] {
+    registry.Add(PostPermuteEntry{"reference", DispatchFormat::kStandard, nullptr});
+  });
   registry.Add(FusedEntry{"none", "mine", nullptr});
-  ExpectError(ErrorCode::kInvalidArgument, {"fused function", "none", "mine"}, [&] { registry.Add(FusedEntry{"none", "mine", nullptr}); });
+  ExpectError(ErrorCode::kInvalidArgument, {"fused function", "none", "mine"}, [&] {
+    registry.Add(FusedEntry{"none", "mine", nullptr});
+  });
 }
 
 TEST(Registry, MissesNameBothKeysAndWhatThereIs) {
   const Registry& registry = BuiltinRegistry();
-  ExpectError(ErrorCode::kNotFound, {"pre-permute", "deepep_ll", "aiter", "registered:", "(dispatch format standard, runner aiter)"},
+  ExpectError(ErrorCode::kNotFound,
+              {"pre-permute", "deepep_ll", "aiter",
+               "registered:", "(dispatch format standard, runner aiter)"},
               [&] { registry.FindPrePermute(DispatchFormat::kDeepepLl, "aiter"); });
   ExpectError(ErrorCode::kNotFound, {"post-permute", "ascend_tp", "reference"},
               [&] { registry.FindPostPermute("reference", DispatchFormat::kAscendTp); });
-  ExpectError(ErrorCode::kNotFound, {"runner \"aitre\"", "did you mean \"aiter\""}, [&] { registry.FindRunner("aitre"); });
+  ExpectError(ErrorCode::kNotFound, {"runner \"aitre\"", "did you mean \"aiter\""},
+              [&] { registry.FindRunner("aitre"); });
   ExpectError(ErrorCode::kNotFound, {"scheme", "fp8"}, [&] { registry.FindScheme("fp8"); });
   ExpectError(ErrorCode::kNotFound, {"dispatcher"}, [&] { registry.FindDispatcher("mori"); });
-  ExpectError(ErrorCode::kUnsupported, {"--moe-a2a deepep", "none"}, [&] { registry.DispatcherForA2a("deepep"); });
+  ExpectError(ErrorCode::kUnsupported, {"--moe-a2a deepep", "none"},
+              [&] { registry.DispatcherForA2a("deepep"); });
   EXPECT_EQ(registry.FindFused("none", "aiter"), nullptr) << "a missing fused function is no error";
 }
 
@@ -57,18 +71,22 @@ TEST(Registry, MissesNameBothKeysAndWhatThereIs) {
 TEST(MoeRunner, TakesTheFusedFunctionUnlessDisabled) {
   Registry registry;
   RegisterBuiltins(registry);
-  registry.Add(FusedEntry{"none", "aiter",
-                          [](ExecContext& context, const DispatchOutput& output, const MoeQuantInfo&, const MoeRunnerConfig& config)
-                              -> const CombineInput& {
-                            const Rows rows = context.arena.AllocateRows(AsStandard(output).hidden_states.rows, config.hidden_size);
-                            for (size_t t = 0; t < rows.rows; ++t) std::fill_n(rows.Row(t), rows.cols, 42.0f);
-                            return *context.arena.New<StandardCombineInput>(rows);
-                          }});
+  registry.Add(FusedEntry{
+      "none", "aiter",
+      [](ExecContext& context, const DispatchOutput& output, const MoeQuantInfo&,
+         const MoeRunnerConfig& config) -> const CombineInput& {
+        const Rows rows =
+            context.arena.AllocateRows(AsStandard(output).hidden_states.rows, config.hidden_size);
+        for (size_t t = 0; t < rows.rows; ++t) std::fill_n(rows.Row(t), rows.cols, 42.0f);
+        return *context.arena.New<StandardCombineInput>(rows);
+      }});
   MoeRunnerConfig config;
   config.hidden_size = 3;
-  const auto fused = MoeRunner::Create(registry, {"aiter", "none", false}, config, DispatchFormat::kStandard);
+  const auto fused =
+      MoeRunner::Create(registry, {"aiter", "none", false}, config, DispatchFormat::kStandard);
   EXPECT_TRUE(fused->is_fused());
-  const auto modular = MoeRunner::Create(registry, {"aiter", "none", true}, config, DispatchFormat::kStandard);
+  const auto modular =
+      MoeRunner::Create(registry, {"aiter", "none", true}, config, DispatchFormat::kStandard);
   EXPECT_FALSE(modular->is_fused());
   ThreadPool pool(1);
   Arena arena;

@@ -12,7 +12,8 @@ GoldenModel::GoldenModel(const std::filesystem::path& folder)
     : folder_(folder),
       name_(folder.filename().string()),
       files_(ModelFiles::OpenFolder(folder)),
-      expected_(SafetensorsFile::Parse("expected.safetensors", files_->Map("expected.safetensors"))) {
+      expected_(
+          SafetensorsFile::Parse("expected.safetensors", files_->Map("expected.safetensors"))) {
   const nlohmann::json manifest = nlohmann::json::parse(files_->ReadText("manifest.json"));
   logits_tolerance_ = manifest.at("suggested_tolerance").at("logits_abs").get<double>();
   hidden_tolerance_ = manifest.at("suggested_tolerance").at("hidden_abs").get<double>();
@@ -50,7 +51,8 @@ std::vector<GoldenModel> GoldenModels() {
       std::ifstream config(entry.path() / "checkpoint" / "config.json");
       if (!config) continue;
       const std::string type = nlohmann::json::parse(config).value("model_type", "");
-      if (type == "qwen3_moe" || type == "mixtral" || type == "olmoe") folders.push_back(entry.path());
+      if (type == "qwen3_moe" || type == "mixtral" || type == "olmoe")
+        folders.push_back(entry.path());
     }
   }
   std::sort(folders.begin(), folders.end());

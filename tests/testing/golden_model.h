@@ -36,7 +36,8 @@ class GoldenModel {
   SafetensorsFile expected_;
 };
 
-// All recorded models of the architectures that this build knows: the small set of the repository, and the large one where it is.
+// All recorded models of the architectures that this build knows: the small set of the repository,
+// and the large one where it is.
 std::vector<GoldenModel> GoldenModels();
 
 }  // namespace switchyard::testing

@@ -12,7 +12,8 @@
 
 namespace switchyard::testing {
 
-// `count` elements of T whose last byte is the last byte of a page, with a page without access right after.
+// `count` elements of T whose last byte is the last byte of a page, with a page without access
+// right after.
 template <typename T>
 class GuardedBuffer {
  public:

@@ -7,6 +7,7 @@
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  std::printf("SWITCHYARD_TEST_SEED=%llu\n", static_cast<unsigned long long>(switchyard::testing::TestSeed()));
+  std::printf("SWITCHYARD_TEST_SEED=%llu\n",
+              static_cast<unsigned long long>(switchyard::testing::TestSeed()));
   return RUN_ALL_TESTS();
 }

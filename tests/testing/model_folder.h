@@ -37,7 +37,9 @@ class ModelFolder {
       const SafetensorsFile file = SafetensorsFile::Parse(name, files->Map(name));
       for (const TensorInfo& info : file.tensors()) {
         const TensorView view = file.View(info);
-        tensors[info.name] = {info.dtype, {info.shape.dims().begin(), info.shape.dims().end()}, {view.data, view.data + view.NumBytes()}};
+        tensors[info.name] = {info.dtype,
+                              {info.shape.dims().begin(), info.shape.dims().end()},
+                              {view.data, view.data + view.NumBytes()}};
       }
     }
   }
@@ -50,7 +52,9 @@ class ModelFolder {
     std::ofstream(path_ / "config.json") << config.dump();
     std::vector<NamedTensor> named;
     for (const auto& [name, tensor] : tensors) {
-      named.push_back({name, {tensor.bytes.data(), tensor.dtype, Shape(std::span<const size_t>(tensor.shape))}});
+      named.push_back(
+          {name,
+           {tensor.bytes.data(), tensor.dtype, Shape(std::span<const size_t>(tensor.shape))}});
     }
     WriteSafetensors(path_ / "model.safetensors", named);
     return ModelFiles::OpenFolder(path_);

@@ -48,7 +48,8 @@ class MoeCase {
   }
 
   // sum over k of weight[k] * W2 (silu(W1 x) * W3 x), all in f64; ids of -1 add nothing.
-  std::vector<double> Oracle(const float* x, const int32_t* ids, const float* weights, size_t top_k) const {
+  std::vector<double> Oracle(const float* x, const int32_t* ids, const float* weights,
+                             size_t top_k) const {
     std::vector<double> out(hidden_, 0.0);
     for (size_t k = 0; k < top_k; ++k) {
       if (ids[k] < 0) continue;

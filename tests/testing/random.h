@@ -1,4 +1,5 @@
-// Random numbers of the tests: one seed a run, printed at its start and set by SWITCHYARD_TEST_SEED.
+// Random numbers of the tests: one seed a run, printed at its start and set by
+// SWITCHYARD_TEST_SEED.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,9 @@ inline uint64_t TestSeed() {
 }
 
 // An engine of its own for each `stream`, so that tests do not depend on each other's order.
-inline std::mt19937_64 MakeRandom(uint64_t stream = 0) { return std::mt19937_64(TestSeed() * 1000003 + stream); }
+inline std::mt19937_64 MakeRandom(uint64_t stream = 0) {
+  return std::mt19937_64(TestSeed() * 1000003 + stream);
+}
 
 inline std::vector<float> RandomFloats(std::mt19937_64& random, size_t count, float scale = 1.0f) {
   std::normal_distribution<float> normal(0.0f, scale);

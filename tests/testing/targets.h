@@ -2,17 +2,17 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
 #include <cstdio>
+#include <hwy/targets.h>
 #include <string>
 
 #include "kernels/target.h"
 
 namespace switchyard::testing {
 
-// Calls body() once per Highway target, best first, with dispatch forced to it. Fails if dispatch chose another one, and
-// names the targets of this build that the CPU lacks.
+// Calls body() once per Highway target, best first, with dispatch forced to it. Fails if dispatch
+// chose another one, and names the targets of this build that the CPU lacks.
 template <typename Body>
 void ForEachTarget(const Body& body) {
   hwy::SetSupportedTargetsForTest(0);
@@ -24,7 +24,8 @@ void ForEachTarget(const Body& body) {
     }
     hwy::SetSupportedTargetsForTest(target);
     hwy::GetChosenTarget().DeInit();
-    EXPECT_EQ(kernels::DispatchedTarget(), target) << "dispatch did not choose " << hwy::TargetName(target);
+    EXPECT_EQ(kernels::DispatchedTarget(), target)
+        << "dispatch did not choose " << hwy::TargetName(target);
     SCOPED_TRACE(std::string("target ") + hwy::TargetName(target));
     body();
     hwy::SetSupportedTargetsForTest(0);

@@ -1,93 +1,118 @@
-// Streaming: pieces together equal the whole, and no piece ends inside a character.
+// Streaming equals decoding at once, and never shows half a character.
 #include "switchyard/text/detokenizer.h"
 
+#include <gtest/gtest.h>
+
+#include <chrono>
 #include <random>
 
-#include "switchyard/core/error.h"
-#include "text/text_cases.h"
+#include "text/text_testing.h"
 
 namespace switchyard {
 namespace {
 
-using testing::OrderedJson;
-using Ids = std::vector<int32_t>;
+using testing::ErrorOf;
+using testing::GoldenTokenizer;
+using testing::GoldenTokenizers;
+using testing::Ids;
+using testing::Json;
+using testing::LocalTokenizer;
 
-// Whether `text` is UTF-8 as a whole; the parser of the JSON library checks it.
-bool IsUtf8(std::string_view text) {
-  try {
-    (void)testing::Json(std::string(text)).dump();
-    return true;
-  } catch (const testing::Json::exception&) {
-    return false;
-  }
+// Whole sequences only; an unfinished one would fail this.
+bool IsUtf8(const std::string& text) {
+  return !Json(text).dump(-1, ' ', false, Json::error_handler_t::ignore).empty() &&
+         Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)) == text;
 }
 
-std::string Stream(StreamingDetokenizer& stream, const Ids& ids) {
-  std::string all;
-  for (const int32_t id : ids) {
-    const std::string_view piece = stream.Push(id);
-    EXPECT_TRUE(IsUtf8(piece)) << "a piece ends inside a character";
-    all += piece;
-  }
-  all += stream.Finish();
-  return all;
-}
-
-class Detokenizer : public testing::TextCaseTest {};
-
-TEST_P(Detokenizer, GoldenCases) {
-  const auto tokenizer = GetParam().Load();
-  const OrderedJson expected = GetParam().Expected("expected_tokens.json");
-  for (const bool skip : {false, true}) {
-    StreamingDetokenizer stream(*tokenizer, skip);
-    for (const OrderedJson& test : expected.at("encode")) {
-      const Ids ids = test.at("ids").get<Ids>();
-      EXPECT_EQ(Stream(stream, ids), tokenizer->Decode(ids, skip)) << test.at("text");
+void ExpectStreamsLikeDecode(const std::shared_ptr<const Tokenizer>& tokenizer,
+                             const std::vector<int32_t>& ids) {
+  for (bool skip_special : {true, false}) {
+    StreamingDetokenizer stream(tokenizer, skip_special);
+    std::string text;
+    for (int32_t id : ids) {
+      const std::string piece = stream.Add(id);
+      ASSERT_TRUE(IsUtf8(piece)) << piece;
+      text += piece;
     }
-    for (const OrderedJson& test : expected.at("decode")) {
-      const Ids ids = test.at("ids").get<Ids>();
-      EXPECT_EQ(Stream(stream, ids), tokenizer->Decode(ids, skip)) << test.dump();
+    text += stream.Finish();
+    ASSERT_EQ(text, tokenizer->Decode(ids, skip_special)) << Json(ids).dump();
+  }
+}
+
+TEST(StreamingDetokenizerTest, GoldenCases) {
+  for (const GoldenTokenizer& golden : GoldenTokenizers()) {
+    SCOPED_TRACE(golden.name);
+    const Json expected = golden.Cases("expected_tokens.json");
+    for (const Json& c : expected["encode"])
+      ExpectStreamsLikeDecode(golden.tokenizer, Ids(c["ids"]));
+    for (const Json& c : expected["decode"])
+      ExpectStreamsLikeDecode(golden.tokenizer, Ids(c["ids"]));
+  }
+}
+
+TEST(StreamingDetokenizerTest, RandomIds) {
+  std::mt19937 random(7);
+  for (const GoldenTokenizer& golden : GoldenTokenizers()) {
+    SCOPED_TRACE(golden.name);
+    const auto size = static_cast<int32_t>(golden.tokenizer->vocab_size());
+    for (int round = 0; round < 300; ++round) {
+      // Few different ids make runs of bytes, spaces and special tokens likely.
+      std::vector<int32_t> choice(1 + random() % 12);
+      for (int32_t& id : choice)
+        id = static_cast<int32_t>(random() % static_cast<uint32_t>(size + 3));
+      std::vector<int32_t> ids(random() % 60);
+      for (int32_t& id : ids) {
+        id = round % 2 ? choice[random() % choice.size()]
+                       : static_cast<int32_t>(random() % static_cast<uint32_t>(size + 3));
+      }
+      ExpectStreamsLikeDecode(golden.tokenizer, ids);
     }
   }
 }
 
-TEST_P(Detokenizer, RandomIds) {
-  const auto tokenizer = GetParam().Load();
-  const auto bound = static_cast<int32_t>(tokenizer->id_bound());
-  // A fixed seed: a failure repeats.
-  std::mt19937 random(20250131);
-  std::uniform_int_distribution<int32_t> any(0, bound - 1);
-  // The lowest ids hold single bytes in every recorded vocabulary, so this half mixes broken characters.
-  std::uniform_int_distribution<int32_t> low(0, std::min(bound - 1, 262));
-  for (int round = 0; round < 400; ++round) {
-    Ids ids(1 + random() % 60);
-    for (int32_t& id : ids) id = round % 2 == 0 ? any(random) : low(random);
-    for (const bool skip : {false, true}) {
-      StreamingDetokenizer stream(*tokenizer, skip);
-      ASSERT_EQ(Stream(stream, ids), tokenizer->Decode(ids, skip)) << testing::Json(ids).dump();
+TEST(StreamingDetokenizerTest, CharactersOverSeveralTokens) {
+  const auto& tokenizer = LocalTokenizer().tokenizer;
+  // Byte-level spelling of the four bytes of an emoji, and of a space.
+  auto id = [&](const char* token) { return tokenizer->TokenToId(token).value(); };
+  StreamingDetokenizer stream(tokenizer);
+  EXPECT_EQ(stream.Add(id("ð")), "");
+  EXPECT_EQ(stream.Add(id("Ł")), "");
+  EXPECT_EQ(stream.Add(id("ĺ")), "");
+  EXPECT_EQ(stream.Add(id("Ģ")), "😀");
+  // A byte that can start nothing is certain at once; an unfinished start is certain with the next
+  // byte.
+  EXPECT_EQ(stream.Add(id("Ģ")), "\uFFFD");
+  EXPECT_EQ(stream.Add(id("ð")), "");
+  EXPECT_EQ(stream.Add(id("A")), "\uFFFDA");
+  EXPECT_EQ(stream.Add(id("ð")), "");
+  EXPECT_EQ(stream.Finish(), "\uFFFD");
+  EXPECT_EQ(stream.Finish(), "");
+  EXPECT_EQ(ErrorOf([&] { stream.Add(-5); }).code(), ErrorCode::kInvalidArgument);
+}
+
+TEST(StreamingDetokenizerTest, ConstantWorkPerToken) {
+  for (const GoldenTokenizer& golden : GoldenTokenizers()) {
+    SCOPED_TRACE(golden.name);
+    const auto start = std::chrono::steady_clock::now();
+    for (int32_t id = 0; id < static_cast<int32_t>(golden.tokenizer->vocab_size()); id += 7) {
+      StreamingDetokenizer stream(golden.tokenizer, false);
+      for (int i = 0; i < 1000; ++i) stream.Add(id);
+      stream.Finish();
     }
+    // About a microsecond each; quadratic work would take minutes.
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
   }
 }
 
-TEST_P(Detokenizer, OutsideTheVocabulary) {
-  const auto tokenizer = GetParam().Load();
-  StreamingDetokenizer stream(*tokenizer);
-  const auto bound = static_cast<int32_t>(tokenizer->id_bound());
-  for (const int32_t id : {-1, bound, bound + 1000}) {
-    EXPECT_THROW(stream.Push(id), Error) << id;
-  }
-  EXPECT_EQ(Stream(stream, tokenizer->Encode("abc", {.add_special_tokens = false})), "abc");
-}
-
-SY_FOR_EACH_TEXT_CASE(Detokenizer);
-
-TEST(DetokenizerLifetime, OutlivesTheTokenizerAndMoves) {
-  auto tokenizer = testing::TextCases().front().Load();
-  const Ids ids = tokenizer->Encode("hello", {.add_special_tokens = false});
-  StreamingDetokenizer first(*tokenizer);
+TEST(StreamingDetokenizerTest, OutlivesItsTokenizer) {
+  auto tokenizer = Tokenizer::Create(LocalTokenizer().files);
+  const std::vector<int32_t> ids = tokenizer->Encode("hello there");
+  StreamingDetokenizer stream(tokenizer);
   tokenizer.reset();
-  StreamingDetokenizer second(std::move(first));
-  EXPECT_EQ(Stream(second, ids), "hello");
+  StreamingDetokenizer moved = std::move(stream);
+  std::string text;
+  for (int32_t id : ids) text += moved.Add(id);
+  EXPECT_EQ(text + moved.Finish(), "hello there");
 }
 
 }  // namespace

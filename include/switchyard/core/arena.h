@@ -1,4 +1,5 @@
-// Scratch memory of one forward pass: bump allocation, freed all at once, no allocation once it is warm.
+// Scratch memory of one forward pass: bump allocation, freed all at once, no allocation once it is
+// warm.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +15,10 @@
 
 namespace switchyard {
 
-// Memory of trivially destructible objects. The first use of a size makes a block; Reset merges the blocks into one that is as
-// large as the most that was ever needed, so the second pass of the same shape allocates nothing. Not thread-safe:
-// allocate before a parallel region and share the pointers.
+// Memory of trivially destructible objects. The first use of a size makes a block; Reset merges the
+// blocks into one that is as large as the most that was ever needed, so the second pass of the same
+// shape allocates nothing. Not thread-safe: allocate before a parallel region and share the
+// pointers.
 class Arena {
  public:
   static constexpr size_t kAlignment = 64;
@@ -37,7 +39,9 @@ class Arena {
   }
 
   // Uninitialised rows whose stride is `cols`.
-  Rows AllocateRows(size_t rows, size_t cols) { return Rows(AllocateSpan<float>(rows * cols).data(), rows, cols); }
+  Rows AllocateRows(size_t rows, size_t cols) {
+    return Rows(AllocateSpan<float>(rows * cols).data(), rows, cols);
+  }
 
   template <typename T, typename... Args>
   T* New(Args&&... args) {
@@ -51,12 +55,14 @@ class Arena {
     size_t used = 0;
   };
   Mark Now() const { return {current_, used_}; }
+  // Frees what was allocated after `mark`; marks must be rewound in reverse order.
   void RewindTo(Mark mark);
 
   // Frees everything and keeps the memory.
   void Reset();
 
-  // Blocks obtained from the system so far; tests use it to prove that a warm pass allocates nothing.
+  // Blocks obtained from the system so far; tests use it to prove that a warm pass allocates
+  // nothing.
   size_t num_system_allocations() const { return num_system_allocations_; }
   size_t capacity_bytes() const;
 

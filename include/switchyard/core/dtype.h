@@ -8,6 +8,7 @@
 
 namespace switchyard {
 
+// Types that tensors are stored in. kF16 is IEEE binary16, kBF16 the upper half of an f32.
 enum class DType : uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool };
 
 // Bytes of one element.
@@ -29,11 +30,15 @@ struct F16 {
   uint16_t bits;
 };
 
+// The exact value as f32.
 inline float ToFloat(float value) { return value; }
-inline float ToFloat(BF16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
+inline float ToFloat(BF16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
 float ToFloat(F16 value);
 
-// Round to nearest, ties to even; a NaN stays a (quiet) NaN, values too large for f16 become infinity.
+// Round to nearest, ties to even; a NaN stays a (quiet) NaN, values too large for f16 become
+// infinity.
 BF16 ToBF16(float value);
 F16 ToF16(float value);
 

@@ -6,7 +6,8 @@
 
 namespace switchyard {
 
-// Passed down every call of a forward pass; owned by the engine. One forward pass at a time uses one context.
+// Passed down every call of a forward pass; owned by the engine. One forward pass at a time uses
+// one context.
 struct ExecContext {
   ThreadPool& pool;
   Arena& arena;

@@ -6,7 +6,8 @@
 
 namespace switchyard {
 
-// An anonymous mapping: zero pages that are backed by memory when first written. Owns it; moves, does not copy.
+// An anonymous mapping: zero pages that are backed by memory when first written. Owns it; moves,
+// does not copy.
 class MappedMemory {
  public:
   MappedMemory() = default;
@@ -30,11 +31,13 @@ class MappedMemory {
   size_t mapping_bytes_ = 0;
 };
 
-// Resident memory of this process in bytes now, and the most it ever was (0 where the system does not tell).
+// Resident memory of this process in bytes now, and the most it ever was (0 where the system does
+// not tell).
 size_t ResidentBytes();
 size_t PeakResidentBytes();
 
-// Memory that new allocations can use without swapping, limited by the cgroup (0 where the system does not tell).
+// Memory that new allocations can use without swapping, limited by the cgroup (0 where the system
+// does not tell).
 size_t AvailableBytes();
 
 }  // namespace switchyard

@@ -19,7 +19,8 @@ struct RowsView {
   RowsView() = default;
   RowsView(T* data_in, size_t rows_in, size_t cols_in, size_t stride_in)
       : data(data_in), rows(rows_in), cols(cols_in), stride(stride_in) {}
-  RowsView(T* data_in, size_t rows_in, size_t cols_in) : RowsView(data_in, rows_in, cols_in, cols_in) {}
+  RowsView(T* data_in, size_t rows_in, size_t cols_in)
+      : RowsView(data_in, rows_in, cols_in, cols_in) {}
   // A mutable view converts to a read-only one.
   template <typename U>
     requires(std::is_same_v<const U, T>)

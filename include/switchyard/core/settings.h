@@ -1,4 +1,5 @@
-// Every setting of the engine: one table with names, defaults, aliases and help; values with where they came from.
+// Every setting of the engine: one table with names, defaults, aliases and help; values with where
+// they came from.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +14,10 @@ namespace switchyard {
 struct SettingSpec {
   std::string_view name;           // as on the command line: "moe-runner"
   std::string_view default_value;  // as text
-  std::string_view values;         // "auto|f32|bf16" for a choice, "count" (whole number >= 1), "auto|count", "flag", "text"
-  std::string_view aliases;        // names of the reference system that are read too, separated by spaces; may be empty
+  std::string_view values;         // "auto|f32|bf16" for a choice, "count" (whole number >= 1),
+                                   // "auto|count", "flag", "text"
+  std::string_view aliases;        // names of the reference system that are read too, separated by
+                                   // spaces; may be empty
   std::string_view help;
 };
 
@@ -24,17 +27,21 @@ std::span<const SettingSpec> AllSettings();
 // SWITCHYARD_MOE_RUNNER for "moe-runner".
 std::string SettingEnvName(std::string_view name);
 
-// The values in force. Precedence: command line, then SWITCHYARD_<NAME>, then an alias, then the default.
+// The values in force. Precedence: command line, then SWITCHYARD_<NAME>, then an alias, then the
+// default.
 class Settings {
  public:
   // Defaults only.
   Settings() = default;
-  // Reads the environment. Errors: kInvalidArgument naming the variable, its value and what is allowed.
+  // Reads the environment. Errors: kInvalidArgument naming the variable, its value and what is
+  // allowed.
   static Settings FromEnvironment();
 
-  // Errors: kNotFound with the closest known name; kInvalidArgument naming `source`, the value and what is allowed.
+  // Errors: kNotFound with the closest known name; kInvalidArgument naming `source`, the value and
+  //   what is allowed.
   void Set(std::string_view name, std::string_view value, std::string_view source);
 
+  // The value as text. Errors: kNotFound with the closest known name.
   const std::string& Get(std::string_view name) const;
   // A count; `automatic` if it is "auto".
   size_t GetCount(std::string_view name, size_t automatic = 0) const;

@@ -38,7 +38,8 @@ class Shape {
   std::array<size_t, kMaxRank> dims_{};
 };
 
-// Bytes of somebody else's tensor: row-major and contiguous. Valid as long as its owner (a checkpoint, an arena).
+// Bytes of somebody else's tensor: row-major and contiguous. Valid as long as its owner (a
+// checkpoint, an arena).
 struct TensorView {
   const std::byte* data = nullptr;
   DType dtype = DType::kF32;

@@ -24,12 +24,12 @@ class TaskRef {
   void (*call_)(const void*, size_t, size_t);
 };
 
-// Threads that wait for parallel loops. One Run at a time; a Run inside a Run is executed by the calling worker alone.
-// Which worker executes a task is not defined, so results must depend on the task only: that is what makes every
-// answer independent of the thread count.
 // The most workers of one pool.
 inline constexpr size_t kMaxThreads = 1024;
 
+// Threads that wait for parallel loops. One Run at a time; a Run inside a Run is executed by the
+// calling worker alone. Which worker executes a task is not defined, so results must depend on the
+// task only: that is what makes every answer independent of the thread count.
 class ThreadPool {
  public:
   // The calling thread is one of the `num_threads` workers.
@@ -41,10 +41,12 @@ class ThreadPool {
 
   size_t num_threads() const;
 
-  // Calls body(task, worker) once for each task in [0, num_tasks), num_tasks < 2^32, and returns when all are done;
-  // worker < num_threads(). Workers spin for a moment after a loop, so that loops that follow each other start at once, then
-  // sleep; with more threads than CPUs they sleep at once. The caller waits for tasks, never for a thread to wake.
-  // Errors: rethrows the first exception of a task; whether the other tasks ran is then not defined.
+  // Calls body(task, worker) once for each task in [0, num_tasks), num_tasks < 2^32, and returns
+  // when all are done; worker < num_threads(). Workers spin for a moment after a loop, so that
+  // loops that follow each other start at once, then sleep; with more threads than CPUs they sleep
+  // at once. The caller waits for tasks, never for a thread to wake.
+  // Errors: rethrows the first exception of a task; whether the other tasks ran is then not
+  //   defined.
   void Run(size_t num_tasks, TaskRef body);
 
  private:

@@ -1,4 +1,5 @@
-// Generation for several requests at once: queue, prefill in chunks, decode in one batch, sampling, stopping. Token ids only.
+// Generation for several requests at once: queue, prefill in chunks, decode in one batch, sampling,
+// stopping. Token ids only.
 #pragma once
 
 #include <cstdint>
@@ -13,26 +14,32 @@ namespace switchyard {
 
 using RequestId = uint64_t;
 
+// What to answer and how.
 struct GenerationRequest {
-  std::vector<int32_t> prompt;       // at least one token
-  size_t max_new_tokens = 0;         // 0 = compute nothing and finish with kLength
+  std::vector<int32_t> prompt;  // at least one token
+  size_t max_new_tokens = 0;    // 0 = compute nothing and finish with kLength
   SamplingOptions sampling;
-  std::vector<int32_t> stop_ids;     // any of them ends the answer; it is reported, with finish reason kStop
+  std::vector<int32_t>
+      stop_ids;  // any of them ends the answer; it is reported, with finish reason kStop
 };
 
+// Why an answer ended: its own limit, the end of the context, a stop id, or Cancel.
 enum class FinishReason { kNone, kLength, kContext, kStop, kCancelled };
+// "length", "context", "stop", "cancelled" or "none".
 std::string_view FinishReasonName(FinishReason reason);
 
-// One new token of a request, or its end without one (token = -1: cancelled, or nothing was asked for).
+// One new token of a request, or its end without one (token = -1: cancelled, or nothing was asked
+// for).
 struct TokenEvent {
   RequestId request = 0;
   int32_t token = -1;
   FinishReason finish = FinishReason::kNone;
 };
 
+// How passes are filled.
 struct EngineOptions {
-  size_t prefill_chunk = 512;   // most prompt tokens of one pass, over all requests
-  size_t max_sequences = 1;     // requests that run at once; more wait in order
+  size_t prefill_chunk = 512;  // most prompt tokens of one pass, over all requests
+  size_t max_sequences = 1;    // requests that run at once; more wait in order
 };
 
 // A request's answer is the same bits whatever else runs. Not thread-safe.
@@ -40,7 +47,8 @@ class Engine {
  public:
   Engine(Executor& executor, const EngineOptions& options);
 
-  // Errors: kInvalidArgument for an empty prompt, one that leaves no room in the context (names both counts), or bad sampling options.
+  // Errors: kInvalidArgument for an empty prompt, one that leaves no room in the context (names
+  //   both counts), or bad sampling options.
   RequestId Submit(GenerationRequest request);
 
   // Stops a request; its end is reported by the next Step. Unknown or finished ids are ignored.
@@ -48,7 +56,8 @@ class Engine {
 
   bool HasWork() const { return !running_.empty() || !waiting_.empty() || !ended_.empty(); }
 
-  // One forward pass: every answer grows by a token, and waiting prompts advance by a chunk. Returns what happened.
+  // One forward pass: every answer grows by a token, and waiting prompts advance by a chunk.
+  // Returns what happened.
   std::vector<TokenEvent> Step();
 
   size_t num_running() const { return running_.size(); }
@@ -60,8 +69,8 @@ class Engine {
     GenerationRequest request;
     Sampler sampler;
     SequenceId sequence = 0;
-    size_t prefilled = 0;           // prompt tokens in the cache
-    std::vector<int32_t> history;   // prompt and answer
+    size_t prefilled = 0;          // prompt tokens in the cache
+    std::vector<int32_t> history;  // prompt and answer
     bool cancelled = false;
 
     size_t num_new() const { return history.size() - request.prompt.size(); }

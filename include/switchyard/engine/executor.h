@@ -1,4 +1,5 @@
-// A model with a KV cache and threads: runs pieces of sequences. What schedulers, evaluation and tests are built on.
+// A model with a KV cache and threads: runs pieces of sequences. What schedulers, evaluation and
+// tests are built on.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +15,10 @@
 
 namespace switchyard {
 
+// Sizes and type of the cache.
 struct ExecutorOptions {
-  size_t context_length = 0;   // longest sequence; 0 = the model's own limit
-  size_t max_sequences = 1;    // sequences whose full length must fit into the cache at once
+  size_t context_length = 0;  // longest sequence; 0 = the model's own limit
+  size_t max_sequences = 1;   // sequences whose full length must fit into the cache at once
   DType kv_dtype = DType::kF32;
 };
 
@@ -45,8 +47,8 @@ class Executor {
 
   // Appends the tokens of all chunks and returns the logits that were asked for, in order.
   // Shapes: [rows wanted, V]; valid until the next call. Each sequence may appear once.
-  // Errors: kInvalidArgument if a sequence would exceed its limit; kResourceExhausted if the cache is full; those of
-  // Model::Forward.
+  // Errors: kInvalidArgument if a sequence would exceed its limit; kResourceExhausted if the cache
+  //   is full; those of Model::Forward.
   Rows Forward(std::span<const ExecutorChunk> chunks, ForwardObserver* observer = nullptr);
 
   Model& model() { return model_; }

@@ -27,20 +27,23 @@ class KvSequence {
   std::vector<BlockTable> tables_;
 };
 
-// Allocates address space once; memory is taken when a block is first written, and blocks are reused. Not thread-safe.
+// Allocates address space once; memory is taken when a block is first written, and blocks are
+// reused. Not thread-safe.
 class KvCache {
  public:
-  // Room for `num_tokens` tokens of full attention in all sequences together. Window layers get as much, but no sequence
-  // holds more than its window and one pass of them.
+  // Room for `num_tokens` tokens of full attention in all sequences together. Window layers get as
+  // much, but no sequence holds more than its window and one pass of them.
   // Errors: kUnsupported unless dtype is kF32, kF16 or kBF16; kResourceExhausted naming the bytes.
   KvCache(const ModelConfig& config, DType dtype, size_t num_tokens);
 
   KvView view() const { return {dtype_, layers_}; }
 
+  // A sequence without blocks.
   KvSequence NewSequence() const;
 
-  // Makes sure that tokens [position, position + count) have blocks, and frees blocks that lie wholly before what the token at
-  // `position` sees. Errors: kResourceExhausted naming tokens asked for and free; the sequence is then unchanged.
+  // Makes sure that tokens [position, position + count) have blocks, and frees blocks that lie
+  // wholly before what the token at `position` sees. Errors: kResourceExhausted naming tokens asked
+  // for and free; the sequence is then unchanged.
   void Extend(KvSequence& sequence, size_t position, size_t count);
 
   // Gives all blocks back.

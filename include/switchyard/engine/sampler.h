@@ -11,11 +11,13 @@ namespace switchyard {
 
 // Applied in this order: penalties, temperature, top-k, top-p, min-p.
 struct SamplingOptions {
-  double temperature = 0.0;        // 0 = greedy: the largest logit, ties to the lower id; else 0 < t <= 100
-  size_t top_k = 0;                // keep the k most likely; 0 = all
-  double top_p = 1.0;              // keep the most likely until their sum reaches p; (0, 1]
-  double min_p = 0.0;              // drop what is less likely than min_p times the most likely; [0, 1)
-  double repeat_penalty = 1.0;     // of tokens that occurred: positive logits are divided by it, negative ones multiplied; > 0
+  double temperature =
+      0.0;             // 0 = greedy: the largest logit, ties to the lower id; else 0 < t <= 100
+  size_t top_k = 0;    // keep the k most likely; 0 = all
+  double top_p = 1.0;  // keep the most likely until their sum reaches p; (0, 1]
+  double min_p = 0.0;  // drop what is less likely than min_p times the most likely; [0, 1)
+  double repeat_penalty = 1.0;     // of tokens that occurred: positive logits are divided by it,
+                                   // negative ones multiplied; > 0
   double presence_penalty = 0.0;   // subtracted once from tokens that occurred
   double frequency_penalty = 0.0;  // subtracted for each occurrence
   uint64_t seed = 0;
@@ -24,7 +26,8 @@ struct SamplingOptions {
 // Errors: kInvalidArgument naming the option, its value and its range.
 void ValidateSampling(const SamplingOptions& options);
 
-// The random state of one sequence; two with one seed draw the same numbers, whatever else the process does.
+// The random state of one sequence; two with one seed draw the same numbers, whatever else the
+// process does.
 class Sampler {
  public:
   explicit Sampler(const SamplingOptions& options);

@@ -22,6 +22,7 @@ class ModelFiles {
   struct Impl;
 
  public:
+  // A file in memory; the bytes must live as long as the set.
   struct Embedded {
     std::string_view name;
     std::span<const std::byte> bytes;

@@ -17,13 +17,16 @@
 
 namespace switchyard {
 
+// Which positions of a chunk the head computes.
 enum class LogitsWanted { kNone, kLast, kAll };
 
-// The part of one sequence that a forward pass computes: tokens at positions [position, position + tokens.size()).
+// The part of one sequence that a forward pass computes: tokens at positions [position, position +
+// tokens.size()).
 struct SequenceChunk {
-  std::span<const int32_t> tokens;     // ids in [0, vocab_size)
-  size_t position = 0;                 // of the first token; all earlier ones are in the cache
-  size_t sequence_limit = 0;           // tokens that the sequence may reach in all; fixed for its life (rope kinds that stretch)
+  std::span<const int32_t> tokens;  // ids in [0, vocab_size)
+  size_t position = 0;              // of the first token; all earlier ones are in the cache
+  size_t sequence_limit =
+      0;  // tokens that the sequence may reach in all; fixed for its life (rope kinds that stretch)
   std::span<const BlockTable> tables;  // one per KV group, covering position + tokens.size() tokens
   LogitsWanted logits = LogitsWanted::kLast;
 };
@@ -38,17 +41,19 @@ class ForwardObserver {
   virtual void OnRouting(size_t /*layer*/, const moe::TopKOutput& /*topk*/) {}
 };
 
+// What a user may choose when a model is loaded.
 struct ModelOptions {
-  moe::MoeLayerOptions moe;       // runner, a2a backend, act dtype (also of attention and head)
-  bool check_values = true;       // read all weights at load: warms the page cache, and warns of NaN and infinity by name
+  moe::MoeLayerOptions moe;  // runner, a2a backend, act dtype (also of attention and head)
+  bool check_values = true;  // read all weights at load: warms the page cache, and warns of NaN and
+                             // infinity by name
 };
 
 // Why a part of a model is computed the way it is, for `inspect` and `info --explain`.
 struct ComputePlan {
-  std::string part;       // "attention", "experts of 16 layers", "head"
-  std::string weights;    // "BF16"
-  std::string kernel;     // "MatmulBF16BF16"
-  std::string runner;     // experts only
+  std::string part;     // "attention", "experts of 16 layers", "head"
+  std::string weights;  // "BF16"
+  std::string kernel;   // "MatmulBF16BF16"
+  std::string runner;   // experts only
   std::string reason;
 };
 
@@ -57,12 +62,12 @@ class Model {
  public:
   // Reads config.json and the weights of a folder in Hugging Face layout.
   // Errors: kNotFound, kCorruptData and kUnsupported, each naming file, field or tensor.
-  static std::unique_ptr<Model> Load(std::shared_ptr<const ModelFiles> files, const ModelOptions& options,
-                                     ThreadPool& pool);
+  static std::unique_ptr<Model> Load(std::shared_ptr<const ModelFiles> files,
+                                     const ModelOptions& options, ThreadPool& pool);
 
   // Random weights in the shape of `config`, in big pages.
-  static std::unique_ptr<Model> Random(const ModelConfig& config, DType dtype, const ModelOptions& options,
-                                       ThreadPool& pool);
+  static std::unique_ptr<Model> Random(const ModelConfig& config, DType dtype,
+                                       const ModelOptions& options, ThreadPool& pool);
 
   // Only config.json. Errors as Load.
   static ModelConfig ReadConfig(const ModelFiles& files);
@@ -72,9 +77,11 @@ class Model {
   const ModelConfig& config() const;
   // Bytes of all weights as stored.
   size_t weight_bytes() const;
-  // Bytes that one decoded token reads: all matrices it passes through, the head included, one row of the embedding.
+  // Bytes that one decoded token reads: all matrices it passes through, the head included, one row
+  // of the embedding.
   size_t active_bytes_per_token() const;
-  // Multiplications with weights per token of a prompt (the head left out, which a prompt computes once), and in the head.
+  // Multiplications with weights per token of a prompt (the head left out, which a prompt computes
+  // once), and in the head.
   size_t active_params() const;
   size_t head_params() const;
   // The type that most weights have.
@@ -82,14 +89,16 @@ class Model {
   // The type that activations take in products with most weights.
   DType activation_dtype() const;
   std::vector<ComputePlan> Explain() const;
-  // Names and problems of tensors with NaN or infinity, found at load ("model.layers.0….weight: 3 NaN, first at [0, 7]").
+  // Names and problems of tensors with NaN or infinity, found at load ("model.layers.0….weight: 3
+  // NaN, first at [0, 7]").
   const std::vector<std::string>& bad_tensors() const;
 
-  // Computes the chunks and writes their keys and values into the cache. A chunk's results do not depend on the other chunks, on how
-  // a sequence is cut into chunks, or on the number of threads: the same bits come out.
+  // Computes the chunks and writes their keys and values into the cache. A chunk's results do not
+  // depend on the other chunks, on how a sequence is cut into chunks, or on the number of threads:
+  // the same bits come out.
   //
-  // Shapes: returns logits [rows wanted, V] f32 in the order of chunks and positions, in context.arena, which the caller
-  // resets between passes.
+  // Shapes: returns logits [rows wanted, V] f32 in the order of chunks and positions, in
+  //   context.arena, which the caller resets between passes.
   // Errors: kInvalidArgument naming the token and its position if an id is outside the vocabulary.
   Rows Forward(ExecContext& context, std::span<const SequenceChunk> chunks, const KvView& cache,
                ForwardObserver* observer = nullptr);

@@ -84,6 +84,7 @@ class SafetensorsFile {
   std::unique_ptr<AlignedCopies> copies_;
 };
 
+// A tensor to write.
 struct NamedTensor {
   std::string name;
   TensorView view;

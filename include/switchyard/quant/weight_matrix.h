@@ -7,7 +7,8 @@
 
 namespace switchyard {
 
-// [rows, cols] = [outputs, inputs], row-major, row i at data + i * stride elements. Non-owning; the bytes belong to a checkpoint.
+// [rows, cols] = [outputs, inputs], row-major, row i at data + i * stride elements. Non-owning; the
+// bytes belong to a checkpoint.
 struct WeightMatrix {
   const std::byte* data = nullptr;
   DType dtype = DType::kF32;

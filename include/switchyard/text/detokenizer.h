@@ -1,34 +1,32 @@
-// Decoding one token at a time, for streaming.
+// Generated ids one by one into text that will not change any more.
 #pragma once
 
 #include <cstdint>
-#include <string_view>
+#include <memory>
+#include <string>
 
-struct swt_stream;
+#include "switchyard/text/tokenizer.h"
 
 namespace switchyard {
 
-class Tokenizer;
-
-// All pieces together equal Tokenizer::Decode of all ids, whatever the ids. A piece never ends inside a character:
-// bytes wait until they complete one, or until it is certain that they cannot and U+FFFD stands for them. Cost per id
-// does not grow with the history. One thread at a time.
+// Every returned piece is whole characters; bytes that cannot become one are U+FFFD. All pieces
+// joined are what Tokenizer::Decode gives for all ids. One thread at a time.
 class StreamingDetokenizer {
  public:
-  // Keeps the vocabulary alive by itself.
-  explicit StreamingDetokenizer(const Tokenizer& tokenizer, bool skip_special = true);
-  ~StreamingDetokenizer();
+  explicit StreamingDetokenizer(std::shared_ptr<const Tokenizer> tokenizer,
+                                bool skip_special = true);
   StreamingDetokenizer(StreamingDetokenizer&& other) noexcept;
   StreamingDetokenizer& operator=(StreamingDetokenizer&& other) noexcept;
+  ~StreamingDetokenizer();
 
-  // Text that became final with `id`; often empty. Valid until the next call.
-  // Errors: kInvalidArgument if the id is outside the vocabulary; the stream goes on as if it had not come.
-  std::string_view Push(int32_t id);
-  // The rest; afterwards a new text may begin. Valid until the next call.
-  std::string_view Finish();
+  // Text that became final with this id, often empty. Throws kInvalidArgument for a negative id.
+  std::string Add(int32_t id);
+
+  // The rest. The stream may be used again afterwards, from the start.
+  std::string Finish();
 
  private:
-  swt_stream* handle_ = nullptr;
+  void* handle_;
 };
 
 }  // namespace switchyard

@@ -10,8 +10,10 @@
 namespace switchyard::kernels {
 
 // n values of gate and up; `out` gets them as f32, or rounded to bf16. No overlap.
-using GatedActivationF32 = void (*)(const float* gate, const float* up, size_t n, float* out) noexcept;
-using GatedActivationBF16 = void (*)(const float* gate, const float* up, size_t n, BF16* out) noexcept;
+using GatedActivationF32 = void (*)(const float* gate, const float* up, size_t n,
+                                    float* out) noexcept;
+using GatedActivationBF16 = void (*)(const float* gate, const float* up, size_t n,
+                                     BF16* out) noexcept;
 
 struct Activation {
   std::string_view name;

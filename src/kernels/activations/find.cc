@@ -18,7 +18,8 @@ const Activation& FindActivation(std::string_view name) {
   const std::string_view close = ClosestName(name, known);
   throw Error(ErrorCode::kNotFound,
               fmt::format("there is no activation \"{}\"{}; known: {}", name,
-                          close.empty() ? "" : fmt::format(", did you mean \"{}\"?", close), fmt::join(known, ", ")));
+                          close.empty() ? "" : fmt::format(", did you mean \"{}\"?", close),
+                          fmt::join(known, ", ")));
 }
 
 }  // namespace switchyard::kernels

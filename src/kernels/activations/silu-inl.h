@@ -18,8 +18,8 @@ inline double silu_scalar(double gate, double up) { return gate / (1.0 + std::ex
 #define SWITCHYARD_KERNELS_SILU_INL_H_
 #endif
 
-#include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
+#include <hwy/contrib/math/math-inl.h>
 
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::kernels::HWY_NAMESPACE {

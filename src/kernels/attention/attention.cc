@@ -10,7 +10,6 @@
 #define HWY_TARGET_INCLUDE "kernels/attention/attention.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
-
 #include <hwy/contrib/math/math-inl.h>
 
 #include "kernels/load-inl.h"
@@ -19,8 +18,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::kernels::HWY_NAMESPACE {
 
-// Scores of one row -> exp(scale * score - max), zero outside [first, last), over the first `padded` places.
-SoftmaxState SoftmaxRow(float* HWY_RESTRICT scores, size_t first, size_t last, size_t padded, float scale) {
+// Scores of one row -> exp(scale * score - max), zero outside [first, last), over the first
+// `padded` places.
+SoftmaxState SoftmaxRow(float* HWY_RESTRICT scores, size_t first, size_t last, size_t padded,
+                        float scale) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -48,17 +49,19 @@ SoftmaxState SoftmaxRow(float* HWY_RESTRICT scores, size_t first, size_t last, s
   return {max, hn::ReduceSum(df, sum)};
 }
 
-// sums[r][d] = sum over keys of p[r][j] * v[j][d], for kRows rows and kVectors vectors of d, keys in ascending order.
+// sums[r][d] = sum over keys of p[r][j] * v[j][d], for kRows rows and kVectors vectors of d, keys
+// in ascending order.
 template <size_t kRows, size_t kVectors, class T>
-HWY_INLINE void WeightedValues(const float* HWY_RESTRICT p, const void* const* v_blocks, size_t j0, size_t j1,
-                               size_t head_dim, size_t d0, float* HWY_RESTRICT sums) {
+HWY_INLINE void WeightedValues(const float* HWY_RESTRICT p, const void* const* v_blocks, size_t j0,
+                               size_t j1, size_t head_dim, size_t d0, float* HWY_RESTRICT sums) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   VF acc[kRows * kVectors];
   SY_UNROLL
   for (size_t i = 0; i < kRows * kVectors; ++i) acc[i] = hn::Zero(df);
   for (size_t j = j0; j < j1; ++j) {
-    const T* HWY_RESTRICT v = static_cast<const T*>(v_blocks[j / kKvBlockTokens]) + j % kKvBlockTokens * head_dim + d0;
+    const T* HWY_RESTRICT v =
+        static_cast<const T*>(v_blocks[j / kKvBlockTokens]) + j % kKvBlockTokens * head_dim + d0;
     VF values[kVectors];
     SY_UNROLL
     for (size_t i = 0; i < kVectors; ++i) values[i] = LoadF32(df, v + i * lanes);
@@ -66,31 +69,35 @@ HWY_INLINE void WeightedValues(const float* HWY_RESTRICT p, const void* const* v
     for (size_t r = 0; r < kRows; ++r) {
       const VF weight = hn::Set(df, p[r * kAttentionSpan + j]);
       SY_UNROLL
-      for (size_t i = 0; i < kVectors; ++i) acc[r * kVectors + i] = hn::MulAdd(weight, values[i], acc[r * kVectors + i]);
+      for (size_t i = 0; i < kVectors; ++i)
+        acc[r * kVectors + i] = hn::MulAdd(weight, values[i], acc[r * kVectors + i]);
     }
   }
   SY_UNROLL
   for (size_t r = 0; r < kRows; ++r) {
     SY_UNROLL
-    for (size_t i = 0; i < kVectors; ++i) hn::StoreU(acc[r * kVectors + i], df, sums + r * head_dim + d0 + i * lanes);
+    for (size_t i = 0; i < kVectors; ++i)
+      hn::StoreU(acc[r * kVectors + i], df, sums + r * head_dim + d0 + i * lanes);
   }
 }
 
 template <size_t kRows, class T>
-HWY_INLINE void WeightedValueRows(const float* p, const void* const* v_blocks, size_t j0, size_t j1, size_t head_dim,
-                                  float* sums) {
+HWY_INLINE void WeightedValueRows(const float* p, const void* const* v_blocks, size_t j0, size_t j1,
+                                  size_t head_dim, float* sums) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   size_t d = 0;
   for (; d + 4 * lanes <= head_dim; d += 4 * lanes) {
     WeightedValues<kRows, 4, T>(p, v_blocks, j0, j1, head_dim, d, sums);
   }
-  for (; d + lanes <= head_dim; d += lanes) WeightedValues<kRows, 1, T>(p, v_blocks, j0, j1, head_dim, d, sums);
+  for (; d + lanes <= head_dim; d += lanes)
+    WeightedValues<kRows, 1, T>(p, v_blocks, j0, j1, head_dim, d, sums);
   for (; d < head_dim; ++d) {  // head sizes that are no multiple of the vector
     for (size_t r = 0; r < kRows; ++r) {
       float sum = 0;
       for (size_t j = j0; j < j1; ++j) {
-        const T* v = static_cast<const T*>(v_blocks[j / kKvBlockTokens]) + j % kKvBlockTokens * head_dim;
+        const T* v =
+            static_cast<const T*>(v_blocks[j / kKvBlockTokens]) + j % kKvBlockTokens * head_dim;
         sum += p[r * kAttentionSpan + j] * hwy::ConvertScalarTo<float>(v[d]);
       }
       sums[r * head_dim + d] = sum;
@@ -123,7 +130,8 @@ void AttendSpanT(const AttentionSpanArgs& args, MatmulFn dot_products) {
     dot_products(product);
   }
   for (size_t r = 0; r < args.num_rows; ++r) {
-    args.states[r] = SoftmaxRow(args.scores + r * kAttentionSpan, args.first[r], args.last[r], padded, args.scale);
+    args.states[r] = SoftmaxRow(args.scores + r * kAttentionSpan, args.first[r], args.last[r],
+                                padded, args.scale);
   }
   for (size_t r = 0; r < args.num_rows;) {
     const float* p = args.scores + r * kAttentionSpan;
@@ -139,10 +147,15 @@ void AttendSpanT(const AttentionSpanArgs& args, MatmulFn dot_products) {
 }
 
 void AttendF32(const AttentionSpanArgs& args, MatmulFn dot) { AttendSpanT<float>(args, dot); }
-void AttendBF16(const AttentionSpanArgs& args, MatmulFn dot) { AttendSpanT<hwy::bfloat16_t>(args, dot); }
-void AttendF16(const AttentionSpanArgs& args, MatmulFn dot) { AttendSpanT<hwy::float16_t>(args, dot); }
+void AttendBF16(const AttentionSpanArgs& args, MatmulFn dot) {
+  AttendSpanT<hwy::bfloat16_t>(args, dot);
+}
+void AttendF16(const AttentionSpanArgs& args, MatmulFn dot) {
+  AttendSpanT<hwy::float16_t>(args, dot);
+}
 
-void ScaleAndAdd(const float* HWY_RESTRICT x, float x_scale, size_t n, float out_scale, float* HWY_RESTRICT out) {
+void ScaleAndAdd(const float* HWY_RESTRICT x, float x_scale, size_t n, float out_scale,
+                 float* HWY_RESTRICT out) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   const VF xs = hn::Set(df, x_scale);
@@ -173,8 +186,8 @@ void AttendSpan(const AttentionSpanArgs& args) noexcept {
   }
 }
 
-void MergeSpan(const SoftmaxState& span, const float* span_sums, size_t head_dim, SoftmaxState& state,
-               float* sums) noexcept {
+void MergeSpan(const SoftmaxState& span, const float* span_sums, size_t head_dim,
+               SoftmaxState& state, float* sums) noexcept {
   if (span.denominator == 0.0f) return;
   const float max = std::max(state.max, span.max);
   const float keep = std::exp(state.max - max);
@@ -184,7 +197,8 @@ void MergeSpan(const SoftmaxState& span, const float* span_sums, size_t head_dim
   state.max = max;
 }
 
-void FinishAttention(const SoftmaxState& state, const float* sums, size_t head_dim, float* out) noexcept {
+void FinishAttention(const SoftmaxState& state, const float* sums, size_t head_dim,
+                     float* out) noexcept {
   const float scale = 1.0f / state.denominator;
   for (size_t i = 0; i < head_dim; ++i) out[i] = sums[i] * scale;
 }

@@ -11,23 +11,26 @@ namespace switchyard::kernels {
 // Keys of one block of the KV cache: rows of head_dim elements, back to back.
 inline constexpr size_t kKvBlockTokens = 64;
 
-// Keys that one call covers. Spans start at multiples of this position in every sequence, so the order in which a query's keys
-// are summed depends on the query's position alone: not on the chunk, the batch or the threads.
+// Keys that one call covers. Spans start at multiples of this position in every sequence, so the
+// order in which a query's keys are summed depends on the query's position alone: not on the chunk,
+// the batch or the threads.
 inline constexpr size_t kAttentionSpan = 256;
 inline constexpr size_t kBlocksPerSpan = kAttentionSpan / kKvBlockTokens;
 
-// Partial softmax of one query over some keys: sum of exp(s - max) * v, its denominator and the max.
+// Partial softmax of one query over some keys: sum of exp(s - max) * v, its denominator and the
+// max.
 // Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 struct SoftmaxState {
   float max;
   float denominator;
 };
 
-// Shapes: q: num_rows pointers to head_dim f32; k, v: kBlocksPerSpan pointers to blocks of kKvBlockTokens rows [head_dim] of
-// kv_dtype (kF32, kBF16, kF16), of which only blocks up to the last visible key are read; scores: scratch
-// [num_rows, kAttentionSpan]; sums [num_rows, head_dim] and states [num_rows] are written.
-// Row r sees keys first[r] <= j < last[r] of the span (j relative to its start); first >= last means none, and gives
-// max = -infinity, denominator 0 and sums 0.
+// Shapes: q: num_rows pointers to head_dim f32; k, v: kBlocksPerSpan pointers to blocks of
+//   kKvBlockTokens rows [head_dim] of kv_dtype (kF32, kBF16, kF16), of which only blocks up to the
+//   last visible key are read; scores: scratch [num_rows, kAttentionSpan]; sums [num_rows,
+//   head_dim] and states [num_rows] are written.
+// Row r sees keys first[r] <= j < last[r] of the span (j relative to its start); first >= last
+// means none, and gives max = -infinity, denominator 0 and sums 0.
 struct AttentionSpanArgs {
   const float* const* q = nullptr;
   size_t num_rows = 0;
@@ -44,16 +47,18 @@ struct AttentionSpanArgs {
 };
 void AttendSpan(const AttentionSpanArgs& args) noexcept;
 
-// Adds a span's result to what earlier spans gave: sums = sums * a + span_sums * b. Start from max = -infinity,
-// denominator 0 and sums 0.
-void MergeSpan(const SoftmaxState& span, const float* span_sums, size_t head_dim, SoftmaxState& state,
-               float* sums) noexcept;
+// Adds a span's result to what earlier spans gave: sums = sums * a + span_sums * b. Start from max
+// = -infinity, denominator 0 and sums 0.
+void MergeSpan(const SoftmaxState& span, const float* span_sums, size_t head_dim,
+               SoftmaxState& state, float* sums) noexcept;
 
 // out = sums / denominator.
-void FinishAttention(const SoftmaxState& state, const float* sums, size_t head_dim, float* out) noexcept;
+void FinishAttention(const SoftmaxState& state, const float* sums, size_t head_dim,
+                     float* out) noexcept;
 
-// The scalar reference of a whole query, in f64: keys are rows of k and v, `stride` elements apart; keys first <= j < last count.
-void AttentionReference(const float* q, const void* k, const void* v, DType kv_dtype, size_t stride, size_t first,
-                        size_t last, size_t head_dim, double scale, float* out);
+// The scalar reference of a whole query, in f64: keys are rows of k and v, `stride` elements apart;
+// keys first <= j < last count.
+void AttentionReference(const float* q, const void* k, const void* v, DType kv_dtype, size_t stride,
+                        size_t first, size_t last, size_t head_dim, double scale, float* out);
 
 }  // namespace switchyard::kernels

@@ -8,8 +8,8 @@
 
 namespace switchyard::kernels {
 
-void AttentionReference(const float* q, const void* k, const void* v, DType kv_dtype, size_t stride, size_t first,
-                        size_t last, size_t head_dim, double scale, float* out) {
+void AttentionReference(const float* q, const void* k, const void* v, DType kv_dtype, size_t stride,
+                        size_t first, size_t last, size_t head_dim, double scale, float* out) {
   std::vector<double> scores;
   double max = -std::numeric_limits<double>::infinity();
   for (size_t j = first; j < last; ++j) {
@@ -25,7 +25,8 @@ void AttentionReference(const float* q, const void* k, const void* v, DType kv_d
   }
   for (size_t d = 0; d < head_dim; ++d) {
     double sum = 0;
-    for (size_t j = first; j < last; ++j) sum += scores[j - first] * ElementAt(v, kv_dtype, j * stride + d);
+    for (size_t j = first; j < last; ++j)
+      sum += scores[j - first] * ElementAt(v, kv_dtype, j * stride + d);
     out[d] = static_cast<float>(sum / denominator);
   }
 }

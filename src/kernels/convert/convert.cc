@@ -28,12 +28,22 @@ void Narrow(const float* HWY_RESTRICT in, size_t n, T* HWY_RESTRICT out) {
   if (i < n) StoreF32N(hn::LoadN(df, in + i, n - i), df, out + i, n - i);
 }
 
-void WidenF32(const void* in, size_t n, float* out) { Widen(static_cast<const float*>(in), n, out); }
-void WidenF16(const void* in, size_t n, float* out) { Widen(static_cast<const hwy::float16_t*>(in), n, out); }
-void WidenBF16(const void* in, size_t n, float* out) { Widen(static_cast<const hwy::bfloat16_t*>(in), n, out); }
+void WidenF32(const void* in, size_t n, float* out) {
+  Widen(static_cast<const float*>(in), n, out);
+}
+void WidenF16(const void* in, size_t n, float* out) {
+  Widen(static_cast<const hwy::float16_t*>(in), n, out);
+}
+void WidenBF16(const void* in, size_t n, float* out) {
+  Widen(static_cast<const hwy::bfloat16_t*>(in), n, out);
+}
 void NarrowF32(const float* in, size_t n, void* out) { Narrow(in, n, static_cast<float*>(out)); }
-void NarrowF16(const float* in, size_t n, void* out) { Narrow(in, n, static_cast<hwy::float16_t*>(out)); }
-void NarrowBF16(const float* in, size_t n, void* out) { Narrow(in, n, static_cast<hwy::bfloat16_t*>(out)); }
+void NarrowF16(const float* in, size_t n, void* out) {
+  Narrow(in, n, static_cast<hwy::float16_t*>(out));
+}
+void NarrowBF16(const float* in, size_t n, void* out) {
+  Narrow(in, n, static_cast<hwy::bfloat16_t*>(out));
+}
 
 }  // namespace switchyard::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -14,7 +14,8 @@ void AddToRow(const float* HWY_RESTRICT x, size_t n, float* HWY_RESTRICT out) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   size_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(hn::Add(hn::LoadU(df, out + i), hn::LoadU(df, x + i)), df, out + i);
+  for (; i + lanes <= n; i += lanes)
+    hn::StoreU(hn::Add(hn::LoadU(df, out + i), hn::LoadU(df, x + i)), df, out + i);
   for (; i < n; ++i) out[i] += x[i];
 }
 
@@ -26,7 +27,9 @@ void ScaleAddToRow(const float* HWY_RESTRICT x, float scale, size_t n, float* HW
   for (; i + lanes <= n; i += lanes) {
     hn::StoreU(hn::MulAdd(s, hn::LoadU(df, x + i), hn::LoadU(df, out + i)), df, out + i);
   }
-  if (i < n) hn::StoreN(hn::MulAdd(s, hn::LoadN(df, x + i, n - i), hn::LoadN(df, out + i, n - i)), df, out + i, n - i);
+  if (i < n)
+    hn::StoreN(hn::MulAdd(s, hn::LoadN(df, x + i, n - i), hn::LoadN(df, out + i, n - i)), df,
+               out + i, n - i);
 }
 
 void ClampRow(float* x, float limit, size_t n) {
@@ -35,7 +38,8 @@ void ClampRow(float* x, float limit, size_t n) {
   const VF high = hn::Set(df, limit);
   const VF low = hn::Neg(high);
   size_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(hn::Min(hn::Max(hn::LoadU(df, x + i), low), high), df, x + i);
+  for (; i + lanes <= n; i += lanes)
+    hn::StoreU(hn::Min(hn::Max(hn::LoadU(df, x + i), low), high), df, x + i);
   if (i < n) hn::StoreN(hn::Min(hn::Max(hn::LoadN(df, x + i, n - i), low), high), df, x + i, n - i);
 }
 
@@ -47,10 +51,14 @@ namespace switchyard::kernels {
 HWY_EXPORT(AddToRow);
 HWY_EXPORT(ScaleAddToRow);
 HWY_EXPORT(ClampRow);
-void AddTo(const float* x, size_t n, float* out) noexcept { HWY_DYNAMIC_DISPATCH(AddToRow)(x, n, out); }
+void AddTo(const float* x, size_t n, float* out) noexcept {
+  HWY_DYNAMIC_DISPATCH(AddToRow)(x, n, out);
+}
 void ScaleAddTo(const float* x, float scale, size_t n, float* out) noexcept {
   HWY_DYNAMIC_DISPATCH(ScaleAddToRow)(x, scale, n, out);
 }
-void Clamp(float* x, float limit, size_t n) noexcept { HWY_DYNAMIC_DISPATCH(ClampRow)(x, limit, n); }
+void Clamp(float* x, float limit, size_t n) noexcept {
+  HWY_DYNAMIC_DISPATCH(ClampRow)(x, limit, n);
+}
 }  // namespace switchyard::kernels
 #endif

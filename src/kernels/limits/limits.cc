@@ -11,8 +11,8 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/limits/limits.cc"
-#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include "kernels/load-inl.h"
@@ -21,7 +21,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::kernels::HWY_NAMESPACE {
 
-// Sums all 32-bit words of [data, data + bytes), bytes a multiple of 512, fetching `ahead` bytes in advance (0 = not).
+// Sums all 32-bit words of [data, data + bytes), bytes a multiple of 512, fetching `ahead` bytes in
+// advance (0 = not).
 uint32_t SumWords(const std::byte* data, size_t bytes, size_t ahead) {
   const hn::ScalableTag<uint32_t> d;
   const size_t lanes = hn::Lanes(d);
@@ -31,7 +32,8 @@ uint32_t SumWords(const std::byte* data, size_t bytes, size_t ahead) {
   const size_t count = bytes / sizeof(uint32_t);
   for (size_t i = 0; i + 128 <= count; i += 128) {
     if (ahead != 0) {
-      for (size_t line = 0; line < 512; line += 64) hwy::Prefetch(data + i * sizeof(uint32_t) + ahead + line);
+      for (size_t line = 0; line < 512; line += 64)
+        hwy::Prefetch(data + i * sizeof(uint32_t) + ahead + line);
     }
     for (size_t j = 0; j < 128; j += 2 * lanes) {
       sum0 = hn::Add(sum0, hn::Load(d, words + i + j));
@@ -41,7 +43,8 @@ uint32_t SumWords(const std::byte* data, size_t bytes, size_t ahead) {
   return hn::ReduceSum(d, hn::Add(sum0, sum1));
 }
 
-// Independent sums: more than latency times throughput of any multiply unit, and few enough for the registers.
+// Independent sums: more than latency times throughput of any multiply unit, and few enough for the
+// registers.
 constexpr size_t kSums = HWY_MAX_BYTES >= 64 ? 20 : 12;
 
 // Each returns a number, so that nothing is optimised away, and does `rounds` * kSums instructions.
@@ -72,7 +75,8 @@ float MultiplyBF16(const float* values, size_t rounds) {
   for (size_t r = 0; r < rounds; ++r) {
     VF unused = hn::Zero(d);
     SY_UNROLL
-    for (size_t i = 0; i < kSums; ++i) sums[i] = hn::ReorderWidenMulAccumulate(d, a, b, sums[i], unused);
+    for (size_t i = 0; i < kSums; ++i)
+      sums[i] = hn::ReorderWidenMulAccumulate(d, a, b, sums[i], unused);
   }
   VF total = hn::Zero(d);
   for (size_t i = 0; i < kSums; ++i) total = hn::Add(total, sums[i]);
@@ -100,7 +104,9 @@ float MultiplyInt8(const float* values, size_t rounds) {
 size_t VectorBytes() { return hn::Lanes(hn::ScalableTag<uint8_t>()); }
 size_t NumSums() { return kSums; }
 bool HasBF16() { return HWY_NATIVE_DOT_BF16 != 0; }
-bool HasInt8() { return HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3_ZEN4 || HWY_TARGET == HWY_AVX3_SPR; }
+bool HasInt8() {
+  return HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3_ZEN4 || HWY_TARGET == HWY_AVX3_SPR;
+}
 
 }  // namespace switchyard::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -120,7 +126,8 @@ HWY_EXPORT(HasInt8);
 
 using Clock = std::chrono::steady_clock;
 
-// Seconds from the first start to the last end of body(thread) on every thread at once, timed on the threads.
+// Seconds from the first start to the last end of body(thread) on every thread at once, timed on
+// the threads.
 template <typename Body>
 double TimeOnAllThreads(ThreadPool& pool, const Body& body) {
   const size_t threads = pool.num_threads();
@@ -144,11 +151,14 @@ std::atomic<uint32_t> g_sink{0};
 
 double MeasureRead(ThreadPool& pool) {
   const size_t available = AvailableBytes();
-  const size_t wanted = available == 0 ? size_t{1} << 28 : std::min<size_t>(size_t{1} << 30, available / 4);
+  const size_t wanted =
+      available == 0 ? size_t{1} << 28 : std::min<size_t>(size_t{1} << 30, available / 4);
   const size_t part = wanted / pool.num_threads() / 4096 * 4096;
   const MappedMemory memory(part * pool.num_threads(), "the measurement of read bandwidth");
   // Written by the thread that reads it; pages of zeros would be shared.
-  TimeOnAllThreads(pool, [&](size_t thread) { std::memset(memory.data() + thread * part, 1 + static_cast<int>(thread), part); });
+  TimeOnAllThreads(pool, [&](size_t thread) {
+    std::memset(memory.data() + thread * part, 1 + static_cast<int>(thread), part);
+  });
   double best = 0;
   for (int repeat = 0; repeat < 4; ++repeat) {
     for (size_t ahead : {size_t{0}, size_t{1024}, size_t{4096}}) {
@@ -169,9 +179,11 @@ double MeasureOps(ThreadPool& pool, double ops_per_byte, const Kernel& kernel) {
   const size_t rounds = 600000;
   double best = 0;
   for (int repeat = 0; repeat < 5; ++repeat) {
-    const double seconds = TimeOnAllThreads(pool, [&](size_t) { g_sink += static_cast<uint32_t>(kernel(values.data(), rounds) > 0); });
-    const double ops = static_cast<double>(rounds * HWY_DYNAMIC_DISPATCH(NumSums)() * pool.num_threads()) * ops_per_byte *
-                       static_cast<double>(HWY_DYNAMIC_DISPATCH(VectorBytes)());
+    const double seconds = TimeOnAllThreads(
+        pool, [&](size_t) { g_sink += static_cast<uint32_t>(kernel(values.data(), rounds) > 0); });
+    const double ops =
+        static_cast<double>(rounds * HWY_DYNAMIC_DISPATCH(NumSums)() * pool.num_threads()) *
+        ops_per_byte * static_cast<double>(HWY_DYNAMIC_DISPATCH(VectorBytes)());
     best = std::max(best, ops / seconds / 1e9);
   }
   return best;
@@ -182,12 +194,17 @@ double MeasureOps(ThreadPool& pool, double ops_per_byte, const Kernel& kernel) {
 MachineLimits MeasureLimits(ThreadPool& pool) {
   MachineLimits limits;
   limits.read_gbps = MeasureRead(pool);
-  limits.f32_gops = MeasureOps(pool, 0.5, [](const float* v, size_t n) { return HWY_DYNAMIC_DISPATCH(MultiplyF32)(v, n); });
+  limits.f32_gops = MeasureOps(
+      pool, 0.5, [](const float* v, size_t n) { return HWY_DYNAMIC_DISPATCH(MultiplyF32)(v, n); });
   if (HWY_DYNAMIC_DISPATCH(HasBF16)()) {
-    limits.bf16_gops = MeasureOps(pool, 1.0, [](const float* v, size_t n) { return HWY_DYNAMIC_DISPATCH(MultiplyBF16)(v, n); });
+    limits.bf16_gops = MeasureOps(pool, 1.0, [](const float* v, size_t n) {
+      return HWY_DYNAMIC_DISPATCH(MultiplyBF16)(v, n);
+    });
   }
   if (HWY_DYNAMIC_DISPATCH(HasInt8)()) {
-    limits.int8_gops = MeasureOps(pool, 2.0, [](const float* v, size_t n) { return HWY_DYNAMIC_DISPATCH(MultiplyInt8)(v, n); });
+    limits.int8_gops = MeasureOps(pool, 2.0, [](const float* v, size_t n) {
+      return HWY_DYNAMIC_DISPATCH(MultiplyInt8)(v, n);
+    });
   }
   return limits;
 }

@@ -13,16 +13,20 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::kernels::HWY_NAMESPACE {
 
-// The register tile: kTileRows activation rows against 4 weight rows, one vector accumulator each, all walking along K.
+// The register tile: kTileRows activation rows against 4 weight rows, one vector accumulator each,
+// all walking along K.
 //
 //             k ->                      w0 w1 w2 w3
 //   a0  [. . . . . . . .]          a0 [ +  +  +  + ]
-//   a1  [. . . . . . . .]    x     a1 [ +  +  +  + ]     every + is a vector of partial sums; lane l holds the
-//   ..                             .. [ +  +  +  + ]     products of k = l, l + lanes, l + 2 lanes, ...
+//   a1  [. . . . . . . .]    x     a1 [ +  +  +  + ]     every + is a vector of partial sums; lane
+//   l holds the
+//   ..                             .. [ +  +  +  + ]     products of k = l, l + lanes, l + 2 lanes,
+//   ...
 //
-// Both operands are read along K, so weights are used as they lie in the file. A tile costs (rows + 4) loads for
-// rows * 4 multiply-adds, and one horizontal sum per output at the end. One accumulator per output fixes the order of
-// its sum for every tile height, which is what makes results independent of the batch.
+// Both operands are read along K, so weights are used as they lie in the file. A tile costs (rows +
+// 4) loads for rows * 4 multiply-adds, and one horizontal sum per output at the end. One
+// accumulator per output fixes the order of its sum for every tile height, which is what makes
+// results independent of the batch.
 #if HWY_MAX_BYTES >= 64
 constexpr size_t kTileRows = 6;  // 24 accumulators + 4 weights + 1 activation of 32 registers
 #elif HWY_MAX_BYTES >= 32
@@ -34,10 +38,12 @@ constexpr size_t kTileRows = 2;
 // Activation rows kept in L2 while all weight rows of a call pass over them.
 constexpr size_t kActivationBlockBytes = size_t{384} << 10;
 
-// Whether bf16 pairs are multiplied by one instruction (vdpbf16ps), else they are widened to f32 first.
+// Whether bf16 pairs are multiplied by one instruction (vdpbf16ps), else they are widened to f32
+// first.
 template <class TA, class TW>
 constexpr bool UsesPairDot() {
-  return HWY_NATIVE_DOT_BF16 && hwy::IsSame<TA, hwy::bfloat16_t>() && hwy::IsSame<TW, hwy::bfloat16_t>();
+  return HWY_NATIVE_DOT_BF16 && hwy::IsSame<TA, hwy::bfloat16_t>() &&
+         hwy::IsSame<TW, hwy::bfloat16_t>();
 }
 
 // Adds upper halves to lower halves until 4 lanes are left: the same tree for every tile.
@@ -59,15 +65,18 @@ HWY_INLINE hn::Vec128<float> Sum4(VF v0, VF v1, VF v2, VF v3) {
   const auto b = FoldTo4(df, v1);
   const auto c = FoldTo4(df, v2);
   const auto d = FoldTo4(df, v3);
-  const auto ac = hn::Add(hn::InterleaveLower(d4, a, c), hn::InterleaveUpper(d4, a, c));  // a02 c02 a13 c13
+  const auto ac =
+      hn::Add(hn::InterleaveLower(d4, a, c), hn::InterleaveUpper(d4, a, c));  // a02 c02 a13 c13
   const auto bd = hn::Add(hn::InterleaveLower(d4, b, d), hn::InterleaveUpper(d4, b, d));
   return hn::Add(hn::InterleaveLower(d4, ac, bd), hn::InterleaveUpper(d4, ac, bd));  // a b c d
 }
 
 // How a tile walks over its weight rows.
 enum class Walk {
-  kTogether,  // all 4 side by side: each activation is loaded once for 4 weights; for many rows, bound by arithmetic
-  kInTurn,    // one after another: memory sees one sequential stream, which alone reaches its full bandwidth; for few rows
+  kTogether,  // all 4 side by side: each activation is loaded once for 4 weights; for many rows,
+              // bound by arithmetic
+  kInTurn,    // one after another: memory sees one sequential stream, which alone reaches its full
+              // bandwidth; for few rows
 };
 
 // acc[m * 4 + r] = vector of partial sums over all of K, for the weight rows kFirst <= r < kEnd.
@@ -93,7 +102,8 @@ HWY_INLINE void SumAlongK(const TA* const* a, const TW* HWY_RESTRICT w, size_t w
       for (size_t m = 0; m < kRows; ++m) {
         const VB av = hn::LoadU(db, a[m] + i);
         SY_UNROLL
-        for (size_t r = 0; r < kWeights; ++r) acc[m * 4 + kFirst + r] = dot(av, wv[r], acc[m * 4 + kFirst + r]);
+        for (size_t r = 0; r < kWeights; ++r)
+          acc[m * 4 + kFirst + r] = dot(av, wv[r], acc[m * 4 + kFirst + r]);
       }
     }
     if (i < k) {
@@ -123,17 +133,19 @@ HWY_INLINE void SumAlongK(const TA* const* a, const TW* HWY_RESTRICT w, size_t w
       for (size_t m = 0; m < kRows; ++m) {
         const VF av = LoadF32N(df, a[m] + i, k - i);
         for (size_t r = kFirst; r < kEnd; ++r) {
-          acc[m * 4 + r] = hn::MulAdd(av, LoadF32N(df, w + r * w_stride + i, k - i), acc[m * 4 + r]);
+          acc[m * 4 + r] =
+              hn::MulAdd(av, LoadF32N(df, w + r * w_stride + i, k - i), acc[m * 4 + r]);
         }
       }
     }
   }
 }
 
-// out[m][0 .. kWeights) for kRows activation rows and kWeights weight rows (4, or 1 for matrices with fewer).
+// out[m][0 .. kWeights) for kRows activation rows and kWeights weight rows (4, or 1 for matrices
+// with fewer).
 template <size_t kRows, size_t kWeights, Walk kWalk, class TA, class TW>
-HWY_INLINE void Tile(const TA* const* HWY_RESTRICT a_rows, const TW* HWY_RESTRICT w, size_t w_stride, size_t k,
-                     float* HWY_RESTRICT out, size_t out_stride) {
+HWY_INLINE void Tile(const TA* const* HWY_RESTRICT a_rows, const TW* HWY_RESTRICT w,
+                     size_t w_stride, size_t k, float* HWY_RESTRICT out, size_t out_stride) {
   VF acc[kRows * 4];
   SY_UNROLL
   for (size_t i = 0; i < kRows * 4; ++i) acc[i] = hn::Zero(DF());
@@ -159,10 +171,11 @@ HWY_INLINE void Tile(const TA* const* HWY_RESTRICT a_rows, const TW* HWY_RESTRIC
 
 // A tile of `rows` <= kRows activation rows: picks the instance with that height.
 template <size_t kRows, Walk kWalk, class TA, class TW>
-HWY_INLINE void TileOfHeight(size_t rows, const TA* const* a_rows, const TW* w, size_t w_stride, size_t k, float* out,
-                             size_t out_stride) {
+HWY_INLINE void TileOfHeight(size_t rows, const TA* const* a_rows, const TW* w, size_t w_stride,
+                             size_t k, float* out, size_t out_stride) {
   if (rows == kRows) return Tile<kRows, 4, kWalk>(a_rows, w, w_stride, k, out, out_stride);
-  if constexpr (kRows > 1) TileOfHeight<kRows - 1, kWalk>(rows, a_rows, w, w_stride, k, out, out_stride);
+  if constexpr (kRows > 1)
+    TileOfHeight<kRows - 1, kWalk>(rows, a_rows, w, w_stride, k, out, out_stride);
 }
 
 template <class TA, class TW>
@@ -173,8 +186,8 @@ HWY_NOINLINE void Matmul(const MatmulArgs& args) {
   if (args.n < kMatmulRowStep) {  // too few weight rows for a tile
     for (size_t m = 0; m < args.num_rows; ++m) {
       for (size_t n = 0; n < args.n; ++n) {
-        Tile<1, 1, Walk::kTogether>(a_rows + m, w + n * args.w_stride, args.w_stride, args.k, args.out + m * args.out_stride + n,
-                   args.out_stride);
+        Tile<1, 1, Walk::kTogether>(a_rows + m, w + n * args.w_stride, args.w_stride, args.k,
+                                    args.out + m * args.out_stride + n, args.out_stride);
       }
     }
     return;
@@ -183,8 +196,8 @@ HWY_NOINLINE void Matmul(const MatmulArgs& args) {
     for (size_t n0 = 0; n0 < args.n; n0 += kMatmulRowStep) {
       // The last tile moves back so that it is whole; the rows it computes again get the same bits.
       const size_t n = std::min(n0, args.n - kMatmulRowStep);
-      TileOfHeight<kTileRows, Walk::kInTurn>(args.num_rows, a_rows, w + n * args.w_stride, args.w_stride, args.k,
-                                             args.out + n, args.out_stride);
+      TileOfHeight<kTileRows, Walk::kInTurn>(args.num_rows, a_rows, w + n * args.w_stride,
+                                             args.w_stride, args.k, args.out + n, args.out_stride);
     }
     return;
   }
@@ -195,8 +208,9 @@ HWY_NOINLINE void Matmul(const MatmulArgs& args) {
     for (size_t n0 = 0; n0 < args.n; n0 += kMatmulRowStep) {
       const size_t n = std::min(n0, args.n - kMatmulRowStep);
       for (size_t m = m0; m < m_end; m += kTileRows) {
-        TileOfHeight<kTileRows, Walk::kTogether>(std::min(kTileRows, m_end - m), a_rows + m, w + n * args.w_stride, args.w_stride,
-                                args.k, args.out + m * args.out_stride + n, args.out_stride);
+        TileOfHeight<kTileRows, Walk::kTogether>(
+            std::min(kTileRows, m_end - m), a_rows + m, w + n * args.w_stride, args.w_stride,
+            args.k, args.out + m * args.out_stride + n, args.out_stride);
       }
     }
   }
@@ -222,7 +236,8 @@ namespace {
 #undef SY_MATMUL
 
 constexpr MatmulKernel kMatmulKernels[] = {
-#define SY_MATMUL(name, a_dtype, a_type, w_dtype, w_type) {#name, DType::a_dtype, DType::w_dtype, &Dispatch##name},
+#define SY_MATMUL(name, a_dtype, a_type, w_dtype, w_type) \
+  {#name, DType::a_dtype, DType::w_dtype, &Dispatch##name},
 #include "kernels/kernels.def"
 #undef SY_MATMUL
 };

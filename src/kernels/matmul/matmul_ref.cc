@@ -9,7 +9,8 @@ void MatmulReference(const MatmulArgs& args, DType a_dtype, DType w_dtype) {
     for (size_t n = 0; n < args.n; ++n) {
       const auto* w_row = static_cast<const std::byte*>(args.w) + n * w_row_bytes;
       double sum = 0;
-      for (size_t k = 0; k < args.k; ++k) sum += ElementAt(args.a_rows[m], a_dtype, k) * ElementAt(w_row, w_dtype, k);
+      for (size_t k = 0; k < args.k; ++k)
+        sum += ElementAt(args.a_rows[m], a_dtype, k) * ElementAt(w_row, w_dtype, k);
       args.out[m * args.out_stride + n] = static_cast<float>(sum);
     }
   }

@@ -12,7 +12,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::kernels::HWY_NAMESPACE {
 
-void RmsNormRow(const float* HWY_RESTRICT x, const float* HWY_RESTRICT weight, size_t n, float eps, float* out) {
+void RmsNormRow(const float* HWY_RESTRICT x, const float* HWY_RESTRICT weight, size_t n, float eps,
+                float* out) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   // Four sums hide the latency of the multiply-add.

@@ -10,7 +10,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::kernels::HWY_NAMESPACE {
 
-void RotateHead(float* HWY_RESTRICT x, const float* HWY_RESTRICT cos, const float* HWY_RESTRICT sin, size_t half) {
+void RotateHead(float* HWY_RESTRICT x, const float* HWY_RESTRICT cos, const float* HWY_RESTRICT sin,
+                size_t half) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   for (size_t i = 0; i < half; i += lanes) {

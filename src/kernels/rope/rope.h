@@ -5,8 +5,9 @@
 
 namespace switchyard::kernels {
 
-// Rotates one head in place: pair (x[i], x[i + half]) by the angle whose cosine and sine are cos[i], sin[i], i < half;
-// x has 2 * half values. The frequencies and their scaling kinds are the model layer's (model/rope.h).
+// Rotates one head in place: pair (x[i], x[i + half]) by the angle whose cosine and sine are
+// cos[i], sin[i], i < half; x has 2 * half values. The frequencies and their scaling kinds are the
+// model layer's (model/rope.h).
 // Source: Su et al., "RoFormer", 2021, in the half-split layout that Hugging Face checkpoints use.
 void RotateHalves(float* x, const float* cos, const float* sin, size_t half) noexcept;
 

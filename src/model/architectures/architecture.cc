@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "switchyard/core/error.h"
 #include "model/rope.h"
+#include "switchyard/core/error.h"
 
 namespace switchyard {
 
@@ -27,7 +27,8 @@ constexpr const ArchitectureEntry* kArchitectures[] = {
 std::span<const ArchitectureEntry* const> AllArchitectures() { return kArchitectures; }
 
 size_t ModelConfig::num_moe_layers() const {
-  return static_cast<size_t>(std::count_if(layers.begin(), layers.end(), [](const LayerConfig& l) { return l.is_moe; }));
+  return static_cast<size_t>(
+      std::count_if(layers.begin(), layers.end(), [](const LayerConfig& l) { return l.is_moe; }));
 }
 
 ModelConfig ParseModelConfig(ConfigReader config) {
@@ -35,7 +36,8 @@ ModelConfig ParseModelConfig(ConfigReader config) {
   const std::vector<std::string> classes =
       config.Has("architectures") ? config.Texts("architectures") : std::vector<std::string>{};
   for (const ArchitectureEntry* entry : kArchitectures) {
-    const bool same_class = classes.empty() || (classes.size() == 1 && classes[0] == entry->class_name);
+    const bool same_class =
+        classes.empty() || (classes.size() == 1 && classes[0] == entry->class_name);
     if (model_type != entry->name || !same_class) continue;
     ModelConfig result = entry->parse(config);
     result.architecture = entry->name;
@@ -43,11 +45,14 @@ ModelConfig ParseModelConfig(ConfigReader config) {
     return result;
   }
   std::vector<std::string> known;
-  for (const ArchitectureEntry* entry : kArchitectures) known.push_back(fmt::format("{} ({})", entry->name, entry->class_name));
-  throw Error(ErrorCode::kUnsupported,
-              fmt::format("{}: unknown architecture: model_type \"{}\", architectures [{}]; known are: {}",
-                          config.file_name(), QuoteForMessage(model_type), QuoteForMessage(fmt::format("{}", fmt::join(classes, ", "))),
-                          fmt::join(known, ", ")));
+  for (const ArchitectureEntry* entry : kArchitectures)
+    known.push_back(fmt::format("{} ({})", entry->name, entry->class_name));
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format("{}: unknown architecture: model_type \"{}\", architectures [{}]; known are: {}",
+                  config.file_name(), QuoteForMessage(model_type),
+                  QuoteForMessage(fmt::format("{}", fmt::join(classes, ", "))),
+                  fmt::join(known, ", ")));
 }
 
 ModelConfig ParseCommonConfig(ConfigReader& config, double default_theta) {
@@ -58,32 +63,64 @@ ModelConfig ParseCommonConfig(ConfigReader& config, double default_theta) {
   model.num_heads = config.Count("num_attention_heads", 1, 65536);
   model.num_kv_heads = config.Count("num_key_value_heads", 1, 65536, model.num_heads);
   if (model.num_heads % model.num_kv_heads != 0) {
-    config.Refuse("num_key_value_heads", fmt::format("it must divide num_attention_heads ({})", model.num_heads));
+    config.Refuse("num_key_value_heads",
+                  fmt::format("it must divide num_attention_heads ({})", model.num_heads));
   }
   if (model.num_heads / model.num_kv_heads > 512) {
     config.Refuse("num_key_value_heads", "at most 512 query heads may share a key-value head");
   }
   model.head_dim = config.Count("head_dim", 1, 65536, model.hidden_size / model.num_heads);
   if (model.head_dim == 0 || model.head_dim % 2 != 0) {
-    config.Refuse(config.Has("head_dim") ? "head_dim" : "num_attention_heads",
-                  fmt::format("the head size must be even to be rotated, found {}", model.head_dim));
+    config.Refuse(
+        config.Has("head_dim") ? "head_dim" : "num_attention_heads",
+        fmt::format("the head size must be even to be rotated, found {}", model.head_dim));
   }
   model.max_positions = config.Count("max_position_embeddings", 1, size_t{1} << 30);
   model.norm_eps = config.Number("rms_norm_eps", 0.0, 1.0);
   model.tie_word_embeddings = config.Flag("tie_word_embeddings", false);
-  if (config.Text("hidden_act", "silu") != "silu") config.Refuse("hidden_act", "this architecture is computed with silu only");
+  if (config.Text("hidden_act", "silu") != "silu")
+    config.Refuse("hidden_act", "this architecture is computed with silu only");
   model.eos_ids = config.Counts("eos_token_id", 0, kMaxSize, {});
   model.rope = ParseRope(config, model.head_dim, model.max_positions, default_theta);
   if (config.Has("quantization_config")) {
-    config.Refuse("quantization_config", "this build reads unquantised checkpoints (F32, F16, BF16) only");
+    config.Refuse("quantization_config",
+                  "this build reads unquantised checkpoints (F32, F16, BF16) only");
   }
-  config.Ignore({"quantization_config", "bos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "torch_dtype", "dtype",
-                 "transformers_version", "use_cache", "initializer_range", "attention_dropout", "hidden_dropout",
-                 "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "_name_or_path", "auto_map",
-                 "pretraining_tp", "use_flash_attn", "_attn_implementation", "attn_implementation",
-                 "output_attentions", "output_hidden_states", "return_dict", "chunk_size_feed_forward",
-                 "is_encoder_decoder", "id2label", "label2id", "problem_type", "torchscript", "tokenizer_class",
-                 "is_decoder", "add_cross_attention", "task_specific_params", "name_or_path"});
+  config.Ignore({"quantization_config",
+                 "bos_token_id",
+                 "pad_token_id",
+                 "unk_token_id",
+                 "sep_token_id",
+                 "torch_dtype",
+                 "dtype",
+                 "transformers_version",
+                 "use_cache",
+                 "initializer_range",
+                 "attention_dropout",
+                 "hidden_dropout",
+                 "output_router_logits",
+                 "router_aux_loss_coef",
+                 "router_jitter_noise",
+                 "_name_or_path",
+                 "auto_map",
+                 "pretraining_tp",
+                 "use_flash_attn",
+                 "_attn_implementation",
+                 "attn_implementation",
+                 "output_attentions",
+                 "output_hidden_states",
+                 "return_dict",
+                 "chunk_size_feed_forward",
+                 "is_encoder_decoder",
+                 "id2label",
+                 "label2id",
+                 "problem_type",
+                 "torchscript",
+                 "tokenizer_class",
+                 "is_decoder",
+                 "add_cross_attention",
+                 "task_specific_params",
+                 "name_or_path"});
   return model;
 }
 

@@ -14,7 +14,8 @@ struct ArchitectureEntry {
   std::string_view name;        // config.json "model_type"
   std::string_view class_name;  // config.json "architectures"[0]
   std::string_view summary;
-  // Reads every field of config.json that it knows; the caller calls Finish, which refuses the rest.
+  // Reads every field of config.json that it knows; the caller calls Finish, which refuses the
+  // rest.
   ModelConfig (*parse)(ConfigReader& config);
 };
 
@@ -25,7 +26,8 @@ std::span<const ArchitectureEntry* const> AllArchitectures();
 // Errors: kUnsupported listing the known names; all those of ConfigReader.
 ModelConfig ParseModelConfig(ConfigReader config);
 
-// What all families share: sizes, heads, norms, rope, token ids; and the fields that have no effect on inference.
+// What all families share: sizes, heads, norms, rope, token ids; and the fields that have no effect
+// on inference.
 ModelConfig ParseCommonConfig(ConfigReader& config, double default_theta);
 
 inline constexpr size_t kMaxSize = size_t{1} << 24;  // of any width, count or index in a config

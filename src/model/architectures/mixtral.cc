@@ -1,4 +1,5 @@
-// Mixtral: softmax over all experts, the chosen weights always renormalised, optional sliding window on all layers.
+// Mixtral: softmax over all experts, the chosen weights always renormalised, optional sliding
+// window on all layers.
 #include "model/architectures/architecture.h"
 
 namespace switchyard {

@@ -20,6 +20,7 @@ ModelConfig Parse(ConfigReader& config) {
 
 }  // namespace
 
-extern constinit const ArchitectureEntry olmoe_architecture{"olmoe", "OlmoeForCausalLM", "OLMoE-1B-7B", &Parse};
+extern constinit const ArchitectureEntry olmoe_architecture{"olmoe", "OlmoeForCausalLM",
+                                                            "OLMoE-1B-7B", &Parse};
 
 }  // namespace switchyard

@@ -21,11 +21,13 @@ ModelConfig Parse(ConfigReader& config) {
   const size_t sparse_step = config.Count("decoder_sparse_step", 1, kMaxSize, 1);
   const std::vector<size_t> dense_layers = config.Counts("mlp_only_layers", 0, kMaxSize, {});
   const bool use_window = config.Flag("use_sliding_window", false);
-  // Every layer slides or none does; max_window_layers is written, and read by nobody (transformers 5).
+  // Every layer slides or none does; max_window_layers is written, and read by nobody (transformers
+  // 5).
   const size_t window = config.Count("sliding_window", 1, kMaxSize, 0);
   config.Ignore({"max_window_layers", "layer_types"});
   for (size_t i = 0; i < model.layers.size(); ++i) {
-    const bool listed = std::find(dense_layers.begin(), dense_layers.end(), i) != dense_layers.end();
+    const bool listed =
+        std::find(dense_layers.begin(), dense_layers.end(), i) != dense_layers.end();
     model.layers[i].is_moe = !listed && model.num_experts > 0 && (i + 1) % sparse_step == 0;
     model.layers[i].window = use_window ? window : 0;
   }

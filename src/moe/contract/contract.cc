@@ -10,8 +10,8 @@ namespace {
 
 void RequireStandard(DispatchFormat format, std::string_view what) {
   if (format == DispatchFormat::kStandard) return;
-  throw Error(ErrorCode::kInternal,
-              fmt::format("{} of format {} was taken for format standard", what, DispatchFormatName(format)));
+  throw Error(ErrorCode::kInternal, fmt::format("{} of format {} was taken for format standard",
+                                                what, DispatchFormatName(format)));
 }
 
 }  // namespace

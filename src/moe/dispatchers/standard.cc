@@ -1,4 +1,5 @@
-// Dispatcher "standard" (contract 3.2) on one rank: no communication, global ids, combine is the identity.
+// Dispatcher "standard" (contract 3.2) on one rank: no communication, global ids, combine is the
+// identity.
 #include <fmt/format.h>
 
 #include "moe/dispatchers/builtin.h"
@@ -13,7 +14,8 @@ class StandardDispatcher : public Dispatcher {
 
   DispatchFormat format() const override { return DispatchFormat::kStandard; }
 
-  const DispatchOutput& Dispatch(ExecContext& context, ConstRows hidden, const TopKOutput& topk) override {
+  const DispatchOutput& Dispatch(ExecContext& context, ConstRows hidden,
+                                 const TopKOutput& topk) override {
     if (outstanding_) Refuse("dispatch while another dispatch is outstanding");
     outstanding_ = true;
     num_tokens_ = hidden.rows;
@@ -24,14 +26,16 @@ class StandardDispatcher : public Dispatcher {
     if (!outstanding_) Refuse("combine without an outstanding dispatch");
     if (input.format != format() || !(input.promises == DispatchPromises{})) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("layer {}: the standard dispatcher was given a combine input of format {} or with other "
+                  fmt::format("layer {}: the standard dispatcher was given a combine input of "
+                              "format {} or with other "
                               "promises than its dispatch made",
                               layer_id_, DispatchFormatName(input.format)));
     }
     const Rows rows = AsStandard(input).hidden_states;
     if (rows.rows != num_tokens_) {
-      throw Error(ErrorCode::kInvalidArgument, fmt::format("layer {}: {} tokens were dispatched, {} came to combine",
-                                                           layer_id_, num_tokens_, rows.rows));
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("layer {}: {} tokens were dispatched, {} came to combine", layer_id_,
+                              num_tokens_, rows.rows));
     }
     outstanding_ = false;
     return rows;
@@ -41,7 +45,8 @@ class StandardDispatcher : public Dispatcher {
 
  private:
   [[noreturn]] void Refuse(std::string_view what) const {
-    throw Error(ErrorCode::kFailedPrecondition, fmt::format("layer {}: {} (standard dispatcher)", layer_id_, what));
+    throw Error(ErrorCode::kFailedPrecondition,
+                fmt::format("layer {}: {} (standard dispatcher)", layer_id_, what));
   }
 
   size_t layer_id_;

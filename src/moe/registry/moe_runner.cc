@@ -4,7 +4,8 @@
 
 namespace switchyard::moe {
 
-std::unique_ptr<MoeRunner> MoeRunner::Create(const Registry& registry, const MoeRunnerOptions& options,
+std::unique_ptr<MoeRunner> MoeRunner::Create(const Registry& registry,
+                                             const MoeRunnerOptions& options,
                                              const MoeRunnerConfig& config, DispatchFormat format) {
   std::unique_ptr<MoeRunner> runner(new MoeRunner());
   runner->name_ = options.runner;

@@ -29,29 +29,32 @@ void AddNamed(std::vector<Entry>& entries, const Entry& entry, std::string_view 
 }
 
 template <typename Entry>
-const Entry& FindNamed(const std::vector<Entry>& entries, std::string_view name, std::string_view kind) {
+const Entry& FindNamed(const std::vector<Entry>& entries, std::string_view name,
+                       std::string_view kind) {
   std::vector<std::string_view> known;
   for (const Entry& entry : entries) {
     if (entry.name == name) return entry;
     known.push_back(entry.name);
   }
   const std::string_view close = ClosestName(name, known);
-  throw Error(ErrorCode::kNotFound, fmt::format("there is no {} \"{}\"{}; registered: {}", kind, name,
-                                                close.empty() ? "" : fmt::format(", did you mean \"{}\"?", close),
-                                                fmt::join(known, ", ")));
+  throw Error(ErrorCode::kNotFound,
+              fmt::format("there is no {} \"{}\"{}; registered: {}", kind, name,
+                          close.empty() ? "" : fmt::format(", did you mean \"{}\"?", close),
+                          fmt::join(known, ", ")));
 }
 
 template <typename Entry>
 void AddPair(std::vector<Entry>& entries, const Entry& entry, std::string_view kind) {
   for (const Entry& other : entries) {
-    if (other.format == entry.format && other.runner == entry.runner) ThrowDuplicate(kind, PairKey(entry.format, entry.runner));
+    if (other.format == entry.format && other.runner == entry.runner)
+      ThrowDuplicate(kind, PairKey(entry.format, entry.runner));
   }
   entries.push_back(entry);
 }
 
 template <typename Entry>
-const Entry& FindPair(const std::vector<Entry>& entries, DispatchFormat format, std::string_view runner,
-                      std::string_view kind) {
+const Entry& FindPair(const std::vector<Entry>& entries, DispatchFormat format,
+                      std::string_view runner, std::string_view kind) {
   std::vector<std::string> known;
   for (const Entry& entry : entries) {
     if (entry.format == format && entry.runner == runner) return entry;
@@ -64,18 +67,22 @@ const Entry& FindPair(const std::vector<Entry>& entries, DispatchFormat format, 
 }  // namespace
 
 void RunningState::RequireType(bool same) {
-  if (!same) throw Error(ErrorCode::kInternal, "the running state of this permute pair has another type");
+  if (!same)
+    throw Error(ErrorCode::kInternal, "the running state of this permute pair has another type");
 }
 
 void Registry::Add(const DispatcherEntry& entry) { AddNamed(dispatchers_, entry, "dispatcher"); }
 void Registry::Add(const RunnerEntry& entry) { AddNamed(runners_, entry, "runner"); }
 void Registry::Add(const SchemeEntry& entry) { AddNamed(schemes_, entry, "scheme"); }
 void Registry::Add(const PrePermuteEntry& entry) { AddPair(pre_permutes_, entry, "pre-permute"); }
-void Registry::Add(const PostPermuteEntry& entry) { AddPair(post_permutes_, entry, "post-permute"); }
+void Registry::Add(const PostPermuteEntry& entry) {
+  AddPair(post_permutes_, entry, "post-permute");
+}
 
 void Registry::Add(const FusedEntry& entry) {
   if (FindFused(entry.a2a, entry.runner) != nullptr) {
-    ThrowDuplicate("fused function", fmt::format("(a2a backend {}, runner {})", entry.a2a, entry.runner));
+    ThrowDuplicate("fused function",
+                   fmt::format("(a2a backend {}, runner {})", entry.a2a, entry.runner));
   }
   fused_.push_back(entry);
 }
@@ -83,8 +90,12 @@ void Registry::Add(const FusedEntry& entry) {
 const DispatcherEntry& Registry::FindDispatcher(std::string_view name) const {
   return FindNamed(dispatchers_, name, "dispatcher");
 }
-const RunnerEntry& Registry::FindRunner(std::string_view name) const { return FindNamed(runners_, name, "runner"); }
-const SchemeEntry& Registry::FindScheme(std::string_view name) const { return FindNamed(schemes_, name, "scheme"); }
+const RunnerEntry& Registry::FindRunner(std::string_view name) const {
+  return FindNamed(runners_, name, "runner");
+}
+const SchemeEntry& Registry::FindScheme(std::string_view name) const {
+  return FindNamed(schemes_, name, "scheme");
+}
 
 const DispatcherEntry& Registry::DispatcherForA2a(std::string_view a2a) const {
   std::vector<std::string_view> known;
@@ -92,14 +103,17 @@ const DispatcherEntry& Registry::DispatcherForA2a(std::string_view a2a) const {
     if (entry.a2a == a2a) return entry;
     known.push_back(entry.a2a);
   }
-  throw Error(ErrorCode::kUnsupported, fmt::format("--moe-a2a {}: this build has no dispatcher for it; there are: {}", a2a,
-                                                   fmt::join(known, ", ")));
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("--moe-a2a {}: this build has no dispatcher for it; there are: {}", a2a,
+                          fmt::join(known, ", ")));
 }
 
-const PrePermuteEntry& Registry::FindPrePermute(DispatchFormat format, std::string_view runner) const {
+const PrePermuteEntry& Registry::FindPrePermute(DispatchFormat format,
+                                                std::string_view runner) const {
   return FindPair(pre_permutes_, format, runner, "pre-permute");
 }
-const PostPermuteEntry& Registry::FindPostPermute(std::string_view runner, DispatchFormat format) const {
+const PostPermuteEntry& Registry::FindPostPermute(std::string_view runner,
+                                                  DispatchFormat format) const {
   return FindPair(post_permutes_, format, runner, "post-permute");
 }
 

@@ -27,8 +27,13 @@ double BitsPerWeight(const ExpertWeights& weights) {
 }  // namespace
 
 extern constinit const SchemeEntry unquant{
-    "unquant",  "f32, f16 or bf16, as stored",
-    [] { return std::vector<std::string_view>{"aiter", "reference"}; },
-    &QuantInfo, &ActivationDType, &BitsPerWeight};
+    "unquant",
+    "f32, f16 or bf16, as stored",
+    [] {
+      return std::vector<std::string_view>{"aiter", "reference"};
+    },
+    &QuantInfo,
+    &ActivationDType,
+    &BitsPerWeight};
 
 }  // namespace switchyard::moe::schemes

@@ -1,4 +1,5 @@
-// What a dispatcher hands to a runner, and what it takes back, with the promises that both sides must share. Contract 1.4, 1.8, 3.
+// What a dispatcher hands to a runner, and what it takes back, with the promises that both sides
+// must share. Contract 1.4, 1.8, 3.
 #pragma once
 
 #include <cstddef>
@@ -9,16 +10,27 @@
 
 namespace switchyard::moe {
 
-// The data layouts of contract 1.4. A format is a layout, not a protocol: several dispatchers emit the same one.
-enum class DispatchFormat { kStandard, kAscendTp, kDeepepNormal, kDeepepLl, kDeepepV2, kFlashinfer };
+// The data layouts of contract 1.4. A format is a layout, not a protocol: several dispatchers emit
+// the same one.
+enum class DispatchFormat {
+  kStandard,
+  kAscendTp,
+  kDeepepNormal,
+  kDeepepLl,
+  kDeepepV2,
+  kFlashinfer
+};
 std::string_view DispatchFormatName(DispatchFormat format);
 
-enum class RowKind { kToken, kExpanded };             // a row is a token, or one (token, expert) route
-enum class WeightsAppliedBy { kRunner, kCombine };    // who multiplies by the routing weights and sums over K
-enum class IdSpace { kGlobal, kLocal };               // what the ids of a row count
+enum class RowKind { kToken, kExpanded };  // a row is a token, or one (token, expert) route
+enum class WeightsAppliedBy {
+  kRunner,
+  kCombine
+};                                       // who multiplies by the routing weights and sums over K
+enum class IdSpace { kGlobal, kLocal };  // what the ids of a row count
 
-// Said by the dispatch, repeated by the combine; a mismatch is refused. They are what keeps a result from being weighted or
-// summed twice, or not at all.
+// Said by the dispatch, repeated by the combine; a mismatch is refused. They are what keeps a
+// result from being weighted or summed twice, or not at all.
 struct DispatchPromises {
   RowKind row_kind = RowKind::kToken;
   WeightsAppliedBy weights_applied_by = WeightsAppliedBy::kRunner;
@@ -27,7 +39,8 @@ struct DispatchPromises {
   friend bool operator==(const DispatchPromises&, const DispatchPromises&) = default;
 };
 
-// Base of every dispatch output; the concrete struct is named by `format`. Lives in the arena of the step.
+// Base of every dispatch output; the concrete struct is named by `format`. Lives in the arena of
+// the step.
 struct DispatchOutput {
   DispatchFormat format;
   DispatchPromises promises;

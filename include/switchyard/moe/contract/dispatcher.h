@@ -10,7 +10,8 @@
 
 namespace switchyard::moe {
 
-// Sends tokens to the ranks that own their experts, and their results back. One per layer, one dispatch outstanding.
+// Sends tokens to the ranks that own their experts, and their results back. One per layer, one
+// dispatch outstanding.
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
@@ -18,16 +19,19 @@ class Dispatcher {
   // The layout that Dispatch returns and Combine takes.
   virtual DispatchFormat format() const = 0;
 
-  // Shapes: hidden [T, H]; topk ids and weights [T, K]; T may be 0. The result lives in context.arena and refers to `hidden`
-  // and `topk` where nothing has to move.
+  // Shapes: hidden [T, H]; topk ids and weights [T, K]; T may be 0. The result lives in
+  //   context.arena and refers to `hidden` and `topk` where nothing has to move.
   // Errors: kFailedPrecondition if a dispatch is outstanding.
-  virtual const DispatchOutput& Dispatch(ExecContext& context, ConstRows hidden, const TopKOutput& topk) = 0;
+  virtual const DispatchOutput& Dispatch(ExecContext& context, ConstRows hidden,
+                                         const TopKOutput& topk) = 0;
 
   // Shapes: returns [T, H], T as dispatched.
-  // Errors: kFailedPrecondition without an outstanding dispatch, kInvalidArgument if the format or a promise differs.
+  // Errors: kFailedPrecondition without an outstanding dispatch, kInvalidArgument if the format or
+  //   a promise differs.
   virtual Rows Combine(ExecContext& context, const CombineInput& input) = 0;
 
-  // Forgets an outstanding dispatch after an error between Dispatch and Combine; the layer is usable again.
+  // Forgets an outstanding dispatch after an error between Dispatch and Combine; the layer is
+  // usable again.
   virtual void Abort() = 0;
 };
 

@@ -14,9 +14,9 @@ namespace switchyard::moe {
 
 // What a user may choose about a layer.
 struct MoeLayerOptions {
-  std::string runner = "auto";      // a registered runner, or auto = the scheme's first
+  std::string runner = "auto";  // a registered runner, or auto = the scheme's first
   std::string a2a = "none";
-  std::string act_dtype = "auto";   // auto, f32, bf16
+  std::string act_dtype = "auto";  // auto, f32, bf16
   bool disable_fused = false;
 };
 
@@ -33,17 +33,20 @@ struct RoutingRecord {
   TopKOutput topk;
 };
 
-// Owns the experts' weight pointers, dispatcher and runner; the weights' bytes belong to the checkpoint. After a call that threw,
-// the layer is usable again.
+// Owns the experts' weight pointers, dispatcher and runner; the weights' bytes belong to the
+// checkpoint. After a call that threw, the layer is usable again.
 class MoeLayer {
  public:
-  // Errors: kInvalidArgument (top-k), kNotFound (unknown scheme or runner, missing permute pair, each naming both keys),
-  // kUnsupported (a runner that the scheme does not list, an a2a backend that this build lacks).
-  MoeLayer(const Registry& registry, const MoeLayerConfig& config, const MoeLayerOptions& options, ExpertWeights weights);
+  // Errors: kInvalidArgument (top-k), kNotFound (unknown scheme or runner, missing permute pair,
+  //   each naming both keys), kUnsupported (a runner that the scheme does not list, an a2a backend
+  //   that this build lacks).
+  MoeLayer(const Registry& registry, const MoeLayerConfig& config, const MoeLayerOptions& options,
+           ExpertWeights weights);
 
-  // Shapes: hidden [T, H]; router_logits [T, E] f32; returns [T, H]. Results live in context.arena. T may be 0.
-  // `record`, if given, receives the routing (views into the arena).
-  Rows Forward(ExecContext& context, ConstRows hidden, ConstRows router_logits, RoutingRecord* record = nullptr);
+  // Shapes: hidden [T, H]; router_logits [T, E] f32; returns [T, H]. Results live in context.arena.
+  //   T may be 0. `record`, if given, receives the routing (views into the arena).
+  Rows Forward(ExecContext& context, ConstRows hidden, ConstRows router_logits,
+               RoutingRecord* record = nullptr);
 
   const MoeRunner& runner() const { return *runner_; }
   const SchemeEntry& scheme() const { return *scheme_; }

@@ -1,4 +1,5 @@
-// The facade over a runner: fused function if there is one, else permute, core, permute. Contract 1.5.
+// The facade over a runner: fused function if there is one, else permute, core, permute.
+// Contract 1.5.
 #pragma once
 
 #include <memory>
@@ -9,23 +10,29 @@
 
 namespace switchyard::moe {
 
+// Which runner, and on which path.
 struct MoeRunnerOptions {
-  std::string runner;          // a registered name
+  std::string runner;  // a registered name
   std::string a2a = "none";
-  // Drops a fused function, so that the modular path runs; "fused equals modular" is the main self-check of the design.
+  // Drops a fused function, so that the modular path runs; "fused equals modular" is the main
+  // self-check of the design.
   bool disable_fused = false;
 };
 
+// One runner of one layer. Holds no state between calls.
 class MoeRunner {
  public:
-  // Looks everything up now, so that a missing pair is an error at start-up and a call looks nothing up.
-  // Errors: kNotFound naming both keys of a missing permute, or the a2a backend if there is neither core nor fused function;
-  // kUnsupported from the core.
-  static std::unique_ptr<MoeRunner> Create(const Registry& registry, const MoeRunnerOptions& options,
+  // Looks everything up now, so that a missing pair is an error at start-up and a call looks
+  // nothing up.
+  // Errors: kNotFound naming both keys of a missing permute, or the a2a backend if there is neither
+  //   core nor fused function; kUnsupported from the core.
+  static std::unique_ptr<MoeRunner> Create(const Registry& registry,
+                                           const MoeRunnerOptions& options,
                                            const MoeRunnerConfig& config, DispatchFormat format);
 
   // The result lives in context.arena.
-  const CombineInput& Run(ExecContext& context, const DispatchOutput& output, const MoeQuantInfo& quant_info) const;
+  const CombineInput& Run(ExecContext& context, const DispatchOutput& output,
+                          const MoeQuantInfo& quant_info) const;
 
   std::string_view name() const { return name_; }
   bool is_fused() const { return fused_ != nullptr; }

@@ -14,7 +14,8 @@
 
 namespace switchyard::moe {
 
-// What a pre-permute leaves for its post-permute: one struct of the pair's own type, in the arena of the call.
+// What a pre-permute leaves for its post-permute: one struct of the pair's own type, in the arena
+// of the call.
 class RunningState {
  public:
   template <typename T, typename... Args>
@@ -43,16 +44,18 @@ class RunningState {
   const void* type_ = nullptr;
 };
 
-// Computes the experts: gemm1, activation, gemm2. Holds its config and nothing per call, so one core serves any number of calls.
+// Computes the experts: gemm1, activation, gemm2. Holds its config and nothing per call, so one
+// core serves any number of calls.
 class MoeRunnerCore {
  public:
   virtual ~MoeRunnerCore() = default;
 
   // The result lives in context.arena.
-  virtual const RunnerOutput& Run(ExecContext& context, const RunnerInput& input, const MoeQuantInfo& quant_info,
-                                  RunningState& state) const = 0;
+  virtual const RunnerOutput& Run(ExecContext& context, const RunnerInput& input,
+                                  const MoeQuantInfo& quant_info, RunningState& state) const = 0;
 };
 
+// A line of runners.def, or an entry that a program adds from outside.
 struct RunnerEntry {
   std::string_view name;     // "aiter"
   std::string_view summary;  // one line for `switchyard info`
@@ -64,16 +67,18 @@ struct RunnerEntry {
 struct PrePermuteEntry {
   DispatchFormat format;
   std::string_view runner;
-  const RunnerInput& (*run)(ExecContext& context, const DispatchOutput& output, const MoeQuantInfo& quant_info,
-                            const MoeRunnerConfig& config, RunningState& state);
+  const RunnerInput& (*run)(ExecContext& context, const DispatchOutput& output,
+                            const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
+                            RunningState& state);
 };
 
 // Key: (runner name, combine format).
 struct PostPermuteEntry {
   std::string_view runner;
   DispatchFormat format;
-  const CombineInput& (*run)(ExecContext& context, const RunnerOutput& output, const MoeQuantInfo& quant_info,
-                             const MoeRunnerConfig& config, RunningState& state);
+  const CombineInput& (*run)(ExecContext& context, const RunnerOutput& output,
+                             const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
+                             RunningState& state);
 };
 
 // Both directions of one (format, runner) pair: a line of permutes.def.
@@ -86,8 +91,8 @@ struct PermuteEntry {
 struct FusedEntry {
   std::string_view a2a;
   std::string_view runner;
-  const CombineInput& (*run)(ExecContext& context, const DispatchOutput& output, const MoeQuantInfo& quant_info,
-                             const MoeRunnerConfig& config);
+  const CombineInput& (*run)(ExecContext& context, const DispatchOutput& output,
+                             const MoeQuantInfo& quant_info, const MoeRunnerConfig& config);
 };
 
 // The storage of a layer's expert weights, as the loader found them. Owned by the layer.
@@ -99,9 +104,10 @@ struct ExpertWeights {
   size_t intermediate_size = 0;
 };
 
-// Knows one checkpoint layout of expert weights: how to view it for a runner, and which runners compute with it.
+// Knows one checkpoint layout of expert weights: how to view it for a runner, and which runners
+// compute with it.
 struct SchemeEntry {
-  std::string_view name;     // "unquant"
+  std::string_view name;  // "unquant"
   std::string_view summary;
   // Runner names, best first; the first is what --moe-runner auto takes.
   std::vector<std::string_view> (*runners)();
@@ -112,10 +118,11 @@ struct SchemeEntry {
   double (*bits_per_weight)(const ExpertWeights& weights);
 };
 
-// Filled at start-up by RegisterBuiltins and by the program, then read-only: layers keep references to it.
+// Filled at start-up by RegisterBuiltins and by the program, then read-only: layers keep references
+// to it.
 //
-// Errors of every Add: kInvalidArgument naming the key, if it is taken. Errors of every lookup that misses: kNotFound naming
-// both keys and what there is.
+// Errors of every Add: kInvalidArgument naming the key, if it is taken. Errors of every lookup that
+//   misses: kNotFound naming both keys and what there is.
 class Registry {
  public:
   void Add(const DispatcherEntry& entry);
@@ -125,6 +132,7 @@ class Registry {
   void Add(const FusedEntry& entry);
   void Add(const SchemeEntry& entry);
 
+  // Lookups by name or by pair.
   const DispatcherEntry& FindDispatcher(std::string_view name) const;
   // The dispatcher that an a2a backend uses ("none" -> standard).
   const DispatcherEntry& DispatcherForA2a(std::string_view a2a) const;

@@ -17,10 +17,10 @@ constexpr size_t kRowsPerPass = 96;
 
 // The slots (token * K + k) grouped by expert, in ascending order within each.
 struct SortedSlots {
-  std::span<uint32_t> slots;         // [M] slot of each sorted row
-  std::span<int32_t> row_of_slot;    // [T * K] sorted row of each slot, -1 if skipped
-  std::span<uint32_t> experts;       // the experts that have rows, ascending
-  std::span<uint32_t> begin;         // [experts + 1] first row of each
+  std::span<uint32_t> slots;       // [M] slot of each sorted row
+  std::span<int32_t> row_of_slot;  // [T * K] sorted row of each slot, -1 if skipped
+  std::span<uint32_t> experts;     // the experts that have rows, ascending
+  std::span<uint32_t> begin;       // [experts + 1] first row of each
   size_t num_rows = 0;
 };
 
@@ -64,8 +64,8 @@ SortedSlots SortByExpert(ExecContext& context, const AiterRunnerInput& input, si
 }
 
 // One product of some activation rows with rows [n0, n0 + n) of an expert's matrix.
-void Multiply(const ExpertMatrices& matrices, size_t expert, size_t n0, size_t n, const quant::ActRows& x, float* out,
-              size_t out_stride) {
+void Multiply(const ExpertMatrices& matrices, size_t expert, size_t n0, size_t n,
+              const quant::ActRows& x, float* out, size_t out_stride) {
   kernels::MatmulArgs args;
   args.a_rows = x.rows.data();
   args.num_rows = x.rows.size();
@@ -78,18 +78,27 @@ void Multiply(const ExpertMatrices& matrices, size_t expert, size_t n0, size_t n
   quant::MatmulFor(x.dtype, matrices.dtype)(args);
 }
 
-// hidden = act(x W1^T) * (x W3^T) for every sorted row, in the type that the down product multiplies with.
-quant::ActRows GateUp(ExecContext& context, const SortedSlots& sorted, const quant::ActRows& x, const MoeQuantInfo& weights,
-                      const kernels::Activation& activation, DType hidden_dtype) {
+// hidden = act(x W1^T) * (x W3^T) for every sorted row, in the type that the down product
+// multiplies with.
+quant::ActRows GateUp(ExecContext& context, const SortedSlots& sorted, const quant::ActRows& x,
+                      const MoeQuantInfo& weights, const kernels::Activation& activation,
+                      DType hidden_dtype) {
   const size_t intermediate = weights.w1.rows;
   // Rows start at multiples of 64 bytes.
   const size_t stride = (intermediate + 31) / 32 * 32;
-  std::byte* hidden = context.arena.AllocateSpan<std::byte>(sorted.num_rows * stride * DTypeBytes(hidden_dtype)).data();
-  const std::span<const void*> hidden_rows = context.arena.AllocateSpan<const void*>(sorted.num_rows);
-  for (size_t r = 0; r < sorted.num_rows; ++r) hidden_rows[r] = hidden + r * stride * DTypeBytes(hidden_dtype);
-  const size_t task_rows = quant::TaskRows(sorted.experts.size() * intermediate, context.pool.num_threads());
+  std::byte* hidden =
+      context.arena.AllocateSpan<std::byte>(sorted.num_rows * stride * DTypeBytes(hidden_dtype))
+          .data();
+  const std::span<const void*> hidden_rows =
+      context.arena.AllocateSpan<const void*>(sorted.num_rows);
+  for (size_t r = 0; r < sorted.num_rows; ++r)
+    hidden_rows[r] = hidden + r * stride * DTypeBytes(hidden_dtype);
+  const size_t task_rows =
+      quant::TaskRows(sorted.experts.size() * intermediate, context.pool.num_threads());
   const size_t tasks_per_expert = (intermediate + task_rows - 1) / task_rows;
-  float* scratch = context.arena.AllocateSpan<float>(context.pool.num_threads() * 2 * kRowsPerPass * task_rows).data();
+  float* scratch =
+      context.arena.AllocateSpan<float>(context.pool.num_threads() * 2 * kRowsPerPass * task_rows)
+          .data();
   context.pool.Run(sorted.experts.size() * tasks_per_expert, [&](size_t task, size_t worker) {
     const size_t index = task / tasks_per_expert;
     const size_t n0 = task % tasks_per_expert * task_rows;
@@ -97,7 +106,8 @@ quant::ActRows GateUp(ExecContext& context, const SortedSlots& sorted, const qua
     float* gate = scratch + worker * 2 * kRowsPerPass * task_rows;
     float* up = gate + kRowsPerPass * task_rows;
     for (size_t row = sorted.begin[index]; row < sorted.begin[index + 1]; row += kRowsPerPass) {
-      const quant::ActRows pass = x.Slice(row, std::min<size_t>(kRowsPerPass, sorted.begin[index + 1] - row));
+      const quant::ActRows pass =
+          x.Slice(row, std::min<size_t>(kRowsPerPass, sorted.begin[index + 1] - row));
       Multiply(weights.w1, sorted.experts[index], n0, n, pass, gate, n);
       Multiply(weights.w3, sorted.experts[index], n0, n, pass, up, n);
       for (size_t r = 0; r < pass.rows.size(); ++r) {
@@ -114,9 +124,11 @@ quant::ActRows GateUp(ExecContext& context, const SortedSlots& sorted, const qua
 }
 
 // One row per slot: hidden W2^T.
-Rows Down(ExecContext& context, const SortedSlots& sorted, const quant::ActRows& hidden, const ExpertMatrices& w2) {
+Rows Down(ExecContext& context, const SortedSlots& sorted, const quant::ActRows& hidden,
+          const ExpertMatrices& w2) {
   const Rows out = context.arena.AllocateRows(sorted.num_rows, w2.rows);
-  const size_t task_rows = quant::TaskRows(sorted.experts.size() * w2.rows, context.pool.num_threads());
+  const size_t task_rows =
+      quant::TaskRows(sorted.experts.size() * w2.rows, context.pool.num_threads());
   const size_t tasks_per_expert = (w2.rows + task_rows - 1) / task_rows;
   context.pool.Run(sorted.experts.size() * tasks_per_expert, [&](size_t task, size_t) {
     const size_t index = task / tasks_per_expert;
@@ -129,8 +141,8 @@ Rows Down(ExecContext& context, const SortedSlots& sorted, const quant::ActRows&
 }
 
 // out[t] = sum over k of weight[t, k] * scale * rows[row of (t, k)], columns in order.
-Rows WeightedSum(ExecContext& context, const SortedSlots& sorted, const AiterRunnerInput& input, ConstRows rows,
-                 float scale) {
+Rows WeightedSum(ExecContext& context, const SortedSlots& sorted, const AiterRunnerInput& input,
+                 ConstRows rows, float scale) {
   const Rows out = context.arena.AllocateRows(input.hidden_states.rows, rows.cols);
   constexpr size_t kTokensPerTask = 4;
   context.pool.Run((out.rows + kTokensPerTask - 1) / kTokensPerTask, [&](size_t task, size_t) {
@@ -139,8 +151,8 @@ Rows WeightedSum(ExecContext& context, const SortedSlots& sorted, const AiterRun
       std::fill_n(out.Row(t), out.cols, 0.0f);
       for (size_t slot = t * input.top_k; slot < (t + 1) * input.top_k; ++slot) {
         if (sorted.row_of_slot[slot] < 0) continue;
-        kernels::ScaleAddTo(rows.Row(static_cast<size_t>(sorted.row_of_slot[slot])), input.topk_weights[slot] * scale,
-                            out.cols, out.Row(t));
+        kernels::ScaleAddTo(rows.Row(static_cast<size_t>(sorted.row_of_slot[slot])),
+                            input.topk_weights[slot] * scale, out.cols, out.Row(t));
       }
     }
   });
@@ -152,24 +164,31 @@ Rows WeightedSum(ExecContext& context, const SortedSlots& sorted, const AiterRun
 AiterRunnerCore::AiterRunnerCore(const MoeRunnerConfig& config)
     : config_(config), activation_(&kernels::FindActivation(config.activation)) {
   if (!config.is_gated) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("layer {}: runner aiter computes gated experts only; use --moe-runner reference", config.layer_id));
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format(
+            "layer {}: runner aiter computes gated experts only; use --moe-runner reference",
+            config.layer_id));
   }
 }
 
-const RunnerOutput& AiterRunnerCore::Run(ExecContext& context, const RunnerInput& base, const MoeQuantInfo& quant_info,
-                                         RunningState&) const {
+const RunnerOutput& AiterRunnerCore::Run(ExecContext& context, const RunnerInput& base,
+                                         const MoeQuantInfo& quant_info, RunningState&) const {
   const auto& input = static_cast<const AiterRunnerInput&>(base);
   const SortedSlots sorted = SortByExpert(context, input, config_.num_local_experts);
-  // Each token is rounded once, whatever the number of its experts; a sorted row is a pointer to it.
+  // Each token is rounded once, whatever the number of its experts; a sorted row is a pointer to
+  // it.
   const auto act_for = [&](const ExpertMatrices& w) {
-    return kernels::FindMatmul(config_.activation_dtype, w.dtype) != nullptr ? config_.activation_dtype : DType::kF32;
+    return kernels::FindMatmul(config_.activation_dtype, w.dtype) != nullptr
+               ? config_.activation_dtype
+               : DType::kF32;
   };
-  const quant::ActRows tokens = quant::PrepareActivations(context, input.hidden_states, act_for(quant_info.w1));
+  const quant::ActRows tokens =
+      quant::PrepareActivations(context, input.hidden_states, act_for(quant_info.w1));
   const std::span<const void*> rows = context.arena.AllocateSpan<const void*>(sorted.num_rows);
   for (size_t r = 0; r < sorted.num_rows; ++r) rows[r] = tokens.rows[sorted.slots[r] / input.top_k];
-  const quant::ActRows hidden = GateUp(context, sorted, {tokens.dtype, rows, tokens.cols}, quant_info, *activation_,
-                                       act_for(quant_info.w2));
+  const quant::ActRows hidden = GateUp(context, sorted, {tokens.dtype, rows, tokens.cols},
+                                       quant_info, *activation_, act_for(quant_info.w2));
   const Rows down = Down(context, sorted, hidden, quant_info.w2);
   auto* output = context.arena.New<AiterRunnerOutput>();
   output->runner = "aiter";

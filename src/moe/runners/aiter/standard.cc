@@ -1,4 +1,5 @@
-// Format standard in and out of the aiter runner (contract 4.2): weights stay f32, ids stay global, nothing moves.
+// Format standard in and out of the aiter runner (contract 4.2): weights stay f32, ids stay global,
+// nothing moves.
 #include "moe/runners/aiter/core.h"
 #include "moe/runners/builtin.h"
 #include "switchyard/moe/contract/dispatch.h"
@@ -6,8 +7,8 @@
 namespace switchyard::moe::runners {
 namespace {
 
-const RunnerInput& PrePermute(ExecContext& context, const DispatchOutput& output, const MoeQuantInfo&,
-                              const MoeRunnerConfig&, RunningState&) {
+const RunnerInput& PrePermute(ExecContext& context, const DispatchOutput& output,
+                              const MoeQuantInfo&, const MoeRunnerConfig&, RunningState&) {
   const StandardDispatchOutput& standard = AsStandard(output);
   auto* input = context.arena.New<AiterRunnerInput>();
   input->runner = "aiter";
@@ -18,14 +19,16 @@ const RunnerInput& PrePermute(ExecContext& context, const DispatchOutput& output
   return *input;
 }
 
-const CombineInput& PostPermute(ExecContext& context, const RunnerOutput& output, const MoeQuantInfo&,
-                                const MoeRunnerConfig&, RunningState&) {
-  return *context.arena.New<StandardCombineInput>(static_cast<const AiterRunnerOutput&>(output).hidden_states);
+const CombineInput& PostPermute(ExecContext& context, const RunnerOutput& output,
+                                const MoeQuantInfo&, const MoeRunnerConfig&, RunningState&) {
+  return *context.arena.New<StandardCombineInput>(
+      static_cast<const AiterRunnerOutput&>(output).hidden_states);
 }
 
 }  // namespace
 
-extern constinit const PermuteEntry aiter_standard{{DispatchFormat::kStandard, "aiter", &PrePermute},
-                                                   {"aiter", DispatchFormat::kStandard, &PostPermute}};
+extern constinit const PermuteEntry aiter_standard{
+    {DispatchFormat::kStandard, "aiter", &PrePermute},
+    {"aiter", DispatchFormat::kStandard, &PostPermute}};
 
 }  // namespace switchyard::moe::runners

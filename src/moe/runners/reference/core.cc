@@ -11,9 +11,11 @@ namespace {
 
 // sum over k of matrix[row, k] * x[k]
 double Dot(const ExpertMatrices& matrices, size_t expert, size_t row, const double* x) {
-  const std::byte* data = matrices.data[expert] + row * matrices.stride * DTypeBytes(matrices.dtype);
+  const std::byte* data =
+      matrices.data[expert] + row * matrices.stride * DTypeBytes(matrices.dtype);
   double sum = 0;
-  for (size_t k = 0; k < matrices.cols; ++k) sum += kernels::ElementAt(data, matrices.dtype, k) * x[k];
+  for (size_t k = 0; k < matrices.cols; ++k)
+    sum += kernels::ElementAt(data, matrices.dtype, k) * x[k];
   return sum;
 }
 
@@ -22,8 +24,8 @@ double Dot(const ExpertMatrices& matrices, size_t expert, size_t row, const doub
 ReferenceRunnerCore::ReferenceRunnerCore(const MoeRunnerConfig& config)
     : config_(config), activation_(kernels::FindActivation(config.activation).scalar) {}
 
-const RunnerOutput& ReferenceRunnerCore::Run(ExecContext& context, const RunnerInput& base, const MoeQuantInfo& quant_info,
-                                             RunningState&) const {
+const RunnerOutput& ReferenceRunnerCore::Run(ExecContext& context, const RunnerInput& base,
+                                             const MoeQuantInfo& quant_info, RunningState&) const {
   const auto& input = static_cast<const ReferenceRunnerInput&>(base);
   const size_t num_tokens = input.hidden_states.rows;
   const size_t hidden_size = config_.hidden_size;
@@ -41,10 +43,12 @@ const RunnerOutput& ReferenceRunnerCore::Run(ExecContext& context, const RunnerI
       if (id < 0) continue;
       const auto expert = static_cast<size_t>(id);
       for (size_t i = 0; i < intermediate_size; ++i) {
-        hidden[i] = activation_(Dot(quant_info.w1, expert, i, x.data()), Dot(quant_info.w3, expert, i, x.data()));
+        hidden[i] = activation_(Dot(quant_info.w1, expert, i, x.data()),
+                                Dot(quant_info.w3, expert, i, x.data()));
       }
       const double weight = input.topk_output.Weights(t)[k];
-      for (size_t h = 0; h < hidden_size; ++h) sum[h] += weight * Dot(quant_info.w2, expert, h, hidden.data());
+      for (size_t h = 0; h < hidden_size; ++h)
+        sum[h] += weight * Dot(quant_info.w2, expert, h, hidden.data());
     }
     for (size_t h = 0; h < hidden_size; ++h) {
       output->hidden_states.Row(t)[h] = static_cast<float>(sum[h] * config_.routed_scaling_factor);

@@ -5,8 +5,8 @@
 namespace switchyard::moe::runners {
 namespace {
 
-const RunnerInput& PrePermute(ExecContext& context, const DispatchOutput& output, const MoeQuantInfo&,
-                              const MoeRunnerConfig&, RunningState&) {
+const RunnerInput& PrePermute(ExecContext& context, const DispatchOutput& output,
+                              const MoeQuantInfo&, const MoeRunnerConfig&, RunningState&) {
   const StandardDispatchOutput& standard = AsStandard(output);
   auto* input = context.arena.New<ReferenceRunnerInput>();
   input->runner = "reference";
@@ -15,14 +15,16 @@ const RunnerInput& PrePermute(ExecContext& context, const DispatchOutput& output
   return *input;
 }
 
-const CombineInput& PostPermute(ExecContext& context, const RunnerOutput& output, const MoeQuantInfo&,
-                                const MoeRunnerConfig&, RunningState&) {
-  return *context.arena.New<StandardCombineInput>(static_cast<const ReferenceRunnerOutput&>(output).hidden_states);
+const CombineInput& PostPermute(ExecContext& context, const RunnerOutput& output,
+                                const MoeQuantInfo&, const MoeRunnerConfig&, RunningState&) {
+  return *context.arena.New<StandardCombineInput>(
+      static_cast<const ReferenceRunnerOutput&>(output).hidden_states);
 }
 
 }  // namespace
 
-extern constinit const PermuteEntry reference_standard{{DispatchFormat::kStandard, "reference", &PrePermute},
-                                                       {"reference", DispatchFormat::kStandard, &PostPermute}};
+extern constinit const PermuteEntry reference_standard{
+    {DispatchFormat::kStandard, "reference", &PrePermute},
+    {"reference", DispatchFormat::kStandard, &PostPermute}};
 
 }  // namespace switchyard::moe::runners

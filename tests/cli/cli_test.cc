@@ -1,0 +1,376 @@
+// The program as its users run it: every verb, every documented refusal, exit statuses and where
+// output goes.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "switchyard/core/cpu.h"
+#include "switchyard/model/files.h"
+#include "switchyard/model/safetensors.h"
+#include "testing/goldens.h"
+#include "testing/model_folder.h"
+
+namespace switchyard {
+namespace {
+
+using nlohmann::json;
+
+struct Outcome {
+  int status = -1;
+  std::string out, err;
+};
+
+std::string ReadAll(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class Cli : public ::testing::Test {
+ protected:
+  Cli()
+      : folder_(std::filesystem::temp_directory_path() /
+                ("switchyard-cli-" + std::to_string(getpid()))) {
+    std::filesystem::create_directories(folder_);
+  }
+  ~Cli() override { std::filesystem::remove_all(folder_); }
+
+  // Starts the program with output and errors going to files; `input` is its standard input.
+  pid_t Start(const std::vector<std::string>& arguments, const std::string& input = "") {
+    std::ofstream(folder_ / "in") << input;
+    const pid_t pid = fork();
+    if (pid != 0) return pid;
+    std::freopen((folder_ / "in").c_str(), "r", stdin);
+    std::freopen((folder_ / "out").c_str(), "w", stdout);
+    std::freopen((folder_ / "err").c_str(), "w", stderr);
+    std::vector<char*> argv = {const_cast<char*>(SY_PROGRAM)};
+    for (const std::string& argument : arguments)
+      argv.push_back(const_cast<char*>(argument.c_str()));
+    argv.push_back(nullptr);
+    execv(SY_PROGRAM, argv.data());
+    _exit(127);
+  }
+  Outcome Wait(pid_t pid) {
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status),
+            ReadAll(folder_ / "out"), ReadAll(folder_ / "err")};
+  }
+  Outcome Run(const std::vector<std::string>& arguments, const std::string& input = "") {
+    return Wait(Start(arguments, input));
+  }
+
+  // Runs, and expects a refusal: exit 1, nothing on standard output, one or two lines that contain
+  // all words.
+  void ExpectRefusal(const std::vector<std::string>& arguments,
+                     const std::vector<std::string>& words, int status = 1) {
+    const Outcome outcome = Run(arguments);
+    std::string command;
+    for (const std::string& argument : arguments) command += argument.substr(0, 60) + " ";
+    EXPECT_EQ(outcome.status, status) << command << outcome.err;
+    EXPECT_EQ(outcome.out, "") << command;
+    for (const std::string& word : words)
+      EXPECT_NE(outcome.err.find(word), std::string::npos) << command << "\n" << outcome.err;
+    if (status == 1) {
+      EXPECT_LE(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 2)
+          << command << outcome.err;
+    }
+  }
+
+  static std::string Golden(const std::string& name) {
+    return (testing::LocalGoldenDir() / name / "checkpoint").string();
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(Cli, TheDefaultModelContinuesTheModelCardsPrompts) {
+  const json expected = json::parse(ReadAll(testing::SourceDir() / "models/default/expected.json"));
+  for (const json& row : expected["greedy"]) {
+    const std::string count = std::to_string(row["ids"].size());
+    const std::string text = row["text"].get<std::string>() + "\n";
+    Outcome outcome = Run(
+        {"run", "--raw", "-p", row["rendered"], "-n", count, "--temp", "0", "--act-dtype", "f32"});
+    EXPECT_EQ(outcome.out, text) << row["prompt"];
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_EQ(outcome.err, "") << "nothing but results without a terminal";
+    if (row["kind"] == "chat") {
+      outcome = Run({"run", "-p", row["prompt"], "-n", count, "--temp", "0", "--act-dtype", "f32"});
+      EXPECT_EQ(outcome.out, text) << "through the chat template";
+    }
+  }
+}
+
+TEST_F(Cli, PerplexityOfTheHeldOutText) {
+  const Outcome outcome = Run(
+      {"eval", "--text", (testing::SourceDir() / "models/default/heldout.txt").string(), "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json result = json::parse(outcome.out);
+  const json expected =
+      json::parse(ReadAll(testing::SourceDir() / "models/default/expected.json"))["heldout"];
+  EXPECT_NEAR(result["perplexity"].get<double>(), expected["perplexity"].get<double>(), 0.005);
+  EXPECT_EQ(result["scored_tokens"], expected["scored_tokens"]);
+  EXPECT_EQ(result["windows"], expected["windows"]);
+}
+
+// Text in, text out, with a tokenizer and a padded vocabulary.
+TEST_F(Cli, GoldenModelEndToEnd) {
+  const json e2e =
+      json::parse(ReadAll(testing::LocalGoldenDir() / "qwen3_moe_with_tokenizer" / "e2e.json"));
+  for (const json& row : e2e["cases"]) {
+    const Outcome ids = Run({"tokenize", Golden("qwen3_moe_with_tokenizer"), "--text",
+                             row["prompt"], "--no-special-tokens"});
+    std::string expected_ids;
+    for (const json& id : row["ids"]) expected_ids += (expected_ids.empty() ? "" : ",") + id.dump();
+    EXPECT_EQ(ids.out, expected_ids + "\n");
+    const std::string count = std::to_string(row["greedy_ids_ignoring_eos"].size());
+    const Outcome answer = Run({"run", Golden("qwen3_moe_with_tokenizer"), "--raw", "-p",
+                                row["prompt"], "-n", count, "--temp", "0", "--act-dtype", "f32"});
+    EXPECT_EQ(answer.out, row["text"].get<std::string>() + "\n") << row["prompt"];
+  }
+}
+
+TEST_F(Cli, StopsOnTextAndHoldsBackItsBeginning) {
+  const std::vector<std::string> base = {
+      "run", "--raw",       "-p", "Once upon a time there was a", "-n", "64", "--temp",
+      "0",   "--act-dtype", "f32"};
+  std::vector<std::string> arguments = base;
+  arguments.insert(arguments.end(), {"--stop", "real princess", "--stop", "never said"});
+  EXPECT_EQ(Run(arguments).out,
+            " prince who wanted to marry a princess; but she would have to be a \n");
+}
+
+TEST_F(Cli, OneSeedOneText) {
+  const std::vector<std::string> arguments = {"run", "--raw",  "-p", "The king", "-n",
+                                              "30",  "--temp", "1",  "--seed",   "7"};
+  const Outcome first = Run(arguments);
+  EXPECT_EQ(Run(arguments).out, first.out);
+  std::vector<std::string> other = arguments;
+  other.back() = "8";
+  EXPECT_NE(Run(other).out, first.out);
+}
+
+TEST_F(Cli, ChatReadsLinesAndEnds) {
+  const Outcome outcome =
+      Run({"run", "--temp", "0", "-n", "8"},
+          "Tell me a story about a mouse.\nHi\n/clear\nHi\n/exit\nnever read\n");
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 3) << outcome.out;
+}
+
+TEST_F(Cli, InterruptStopsCleanly) {
+  // Through a scalar reference runner on one thread, so that it takes long enough to interrupt.
+  const pid_t pid = Start({"run", "--raw", "-p", "Once upon", "-n", "400", "--temp", "1", "--seed",
+                           "1", "--moe-runner", "reference", "--isa", "scalar", "--threads", "1"});
+  for (int i = 0; i < 200 && ReadAll(folder_ / "out").empty(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  kill(pid, SIGINT);
+  const Outcome outcome = Wait(pid);
+  EXPECT_EQ(outcome.status, 130) << outcome.err;
+  EXPECT_FALSE(outcome.out.empty());
+  EXPECT_EQ(outcome.out.back(), '\n');
+}
+
+TEST_F(Cli, LogitsWritesWhatWasAskedFor) {
+  const std::string output = (folder_ / "logits.safetensors").string();
+  const Outcome outcome = Run({"logits", Golden("olmoe_clip"), "--ids", "1,2,3,4", "--output",
+                               output, "--hidden", "0,1", "--routing", "--chunk", "3"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const auto files = ModelFiles::OpenFolder(folder_);
+  const SafetensorsFile file = SafetensorsFile::Parse("logits", files->Map("logits.safetensors"));
+  ASSERT_NE(file.Find("logits"), nullptr);
+  EXPECT_EQ(file.Find("logits")->shape, (Shape{4, 256}));
+  EXPECT_EQ(file.Find("hidden.1")->shape, (Shape{4, 48}));
+  EXPECT_EQ(file.Find("routing.0.ids")->shape, (Shape{4, 3}));
+  EXPECT_EQ(file.Find("routing.0.ids")->dtype, DType::kI32);
+  EXPECT_EQ(file.Find("routing.1.weights")->dtype, DType::kF32);
+}
+
+TEST_F(Cli, LogitsFromAFileMatchTheRecord) {
+  const std::string output = (folder_ / "logits.safetensors").string();
+  const std::filesystem::path golden = testing::LocalGoldenDir() / "mixtral_swa";
+  const Outcome outcome = Run({"logits", Golden("mixtral_swa"), "--ids-file",
+                               (golden / "expected.safetensors").string(), "--tensor",
+                               "p3.input_ids", "--output", output});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const auto written = ModelFiles::OpenFolder(folder_);
+  const auto recorded = ModelFiles::OpenFolder(golden);
+  const SafetensorsFile ours = SafetensorsFile::Parse("ours", written->Map("logits.safetensors"));
+  const SafetensorsFile theirs =
+      SafetensorsFile::Parse("theirs", recorded->Map("expected.safetensors"));
+  const TensorView a = ours.View(*ours.Find("logits"));
+  const TensorView b = theirs.View(*theirs.Find("p3.logits"));
+  ASSERT_EQ(a.shape, b.shape);
+  for (size_t i = 0; i < a.NumElements(); ++i) {
+    ASSERT_NEAR(reinterpret_cast<const float*>(a.data)[i],
+                reinterpret_cast<const float*>(b.data)[i], 1e-4);
+  }
+}
+
+TEST_F(Cli, TokenizeBothWays) {
+  EXPECT_EQ(Run({"tokenize", "--text", "Once upon a time"}).out, "49,1036,607,261,593\n");
+  EXPECT_EQ(Run({"tokenize"}, "Once upon a time").out, "49,1036,607,261,593\n");
+  EXPECT_EQ(Run({"tokenize", "--decode", "49,1036,607,261,593"}).out, "Once upon a time\n");
+  EXPECT_EQ(Run({"tokenize", "--text", "<|im_end|>"}).out, "2\n");
+  EXPECT_NE(Run({"tokenize", "--text", "<|im_end|>", "--plain"}).out, "2\n");
+  std::ofstream(folder_ / "chat.json") << R"([{"role": "user", "content": "Hi <|im_end|>"}])";
+  const std::string chat = (folder_ / "chat.json").string();
+  EXPECT_EQ(Run({"tokenize", "--chat", chat, "--generation-prompt"}).out,
+            "<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n");
+  const auto ends = [&](const std::string& ids) {
+    size_t count = 0;
+    for (size_t at = ids.find(",2,"); at != std::string::npos; at = ids.find(",2,", at + 1))
+      ++count;
+    return count;
+  };
+  EXPECT_EQ(ends(Run({"tokenize", "--chat", chat, "--ids"}).out), 2u);
+  EXPECT_EQ(ends(Run({"tokenize", "--chat", chat, "--ids", "--safe"}).out), 1u)
+      << "the user's text closes no turn";
+  std::ofstream(folder_ / "own.jinja") << "{{ messages[0].content | upper }}";
+  EXPECT_EQ(Run({"tokenize", "--chat", chat, "--template", (folder_ / "own.jinja").string()}).out,
+            "HI <|IM_END|>");
+}
+
+TEST_F(Cli, InspectInfoConfigAndBenchSpeakJson) {
+  const json inspected = json::parse(Run({"inspect", "--json", "--tensors", "--verify"}).out);
+  EXPECT_EQ(inspected["config"]["architecture"], "qwen3_moe");
+  EXPECT_EQ(inspected["config"]["experts"], 8);
+  EXPECT_EQ(inspected["memory"]["weights_bytes"], 5641728 * 2);
+  EXPECT_EQ(inspected["tensors"].size(), 69u);
+  EXPECT_NE(inspected["verify"]["result"].get<std::string>().find("no NaN"), std::string::npos);
+  EXPECT_EQ(inspected["plan"][1]["runner"], "aiter");
+  const json info = json::parse(Run({"info", "--json", "--explain"}).out);
+  EXPECT_GE(info["build"]["runners"].size(), 2u);
+  EXPECT_EQ(info["build"]["architectures"].size(), 3u);
+  EXPECT_FALSE(info["machine"]["target_chosen"].get<std::string>().empty());
+  const json config = json::parse(Run({"config", "--json", "--threads", "1"}).out);
+  EXPECT_EQ(config["threads"]["value"], "1");
+  EXPECT_EQ(config["threads"]["source"], "--threads");
+  const Outcome bench = Run({"bench", "--json", "-p", "16", "-n", "4", "-r", "1", "-b", "2"});
+  ASSERT_EQ(bench.status, 0) << bench.err;
+  const json measured = json::parse(bench.out);
+  for (const char* key : {"pp_tps", "tg_tps", "load_s", "rss_gb", "read_gbps", "peak_gops",
+                          "tg_share_of_limit", "pp_share_of_limit"}) {
+    EXPECT_GT(measured[key].get<double>(), 0) << key;
+  }
+  EXPECT_EQ(Run({"bench", "--shape", "tiny-qwen3moe:f32", "--layers", "1", "-p", "8", "-n", "2",
+                 "-r", "1"})
+                .status,
+            0);
+}
+
+TEST_F(Cli, WrongUsageExitsWithTwo) {
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{},
+                                                    {"no-such-verb"},
+                                                    {"run", "--no-such-option"},
+                                                    {"eval"},
+                                                    {"run", "-n", "many"},
+                                                    {"logits", "--output", "x"},
+                                                    {"logits", "--ids", "1"}}) {
+    EXPECT_EQ(Run(arguments).status, 2);
+  }
+  for (const char* verb :
+       {"run", "bench", "eval", "logits", "tokenize", "inspect", "info", "config"}) {
+    const Outcome help = Run({verb, "--help"});
+    EXPECT_EQ(help.status, 0);
+    EXPECT_NE(help.out.find("--"), std::string::npos);
+  }
+  EXPECT_EQ(Run({"--version"}).status, 0);
+}
+
+TEST_F(Cli, BadInputIsExplained) {
+  const std::string out = (folder_ / "x.safetensors").string();
+  ExpectRefusal({"run", "-p", "Hi", "-n", "0"}, {"-n must be at least 1"});
+  ExpectRefusal({"run", "-p", ""}, {"prompt is empty"});
+  ExpectRefusal({"run", "-p", "\xff\xfe"}, {"UTF-8", "offset 0"});
+  ExpectRefusal({"run", "--raw", "-p", "a\xc3"}, {"UTF-8", "offset 1"});
+  ExpectRefusal({"run", "-p", "Hi", "--threads", "0"}, {"--threads", "at least 1", "\"0\""});
+  ExpectRefusal({"run", "-p", "Hi", "--isa", "neon"}, {"--isa", "scalar"});
+  ExpectRefusal({"run", "-p", "Hi", "--top-p", "2"}, {"top_p", "2"});
+  ExpectRefusal({"run", "-p", "Hi", "--moe-runner", "ascend"}, {"ascend", "aiter", "reference"});
+  ExpectRefusal({"run", "-p", "Hi", "--moe-a2a", "deepep"}, {"--moe-a2a deepep"});
+  ExpectRefusal({"run", "-p", "Hi", "--kv-dtype", "fp8"}, {"--kv-dtype fp8", "bf16"});
+  ExpectRefusal({"run", "-p", "Hi", "--ctx", "100000"}, {"--ctx 100000", "512"});
+  ExpectRefusal({"run", "--raw", "-p", std::string(6000, 'x')}, {"tokens", "context of 512"});
+  ExpectRefusal({"run", "no/such/folder", "-p", "Hi"}, {"no/such/folder"});
+  ExpectRefusal({"run", Golden("olmoe_clip"), "-p", "Hi"}, {"tokenizer.json"});
+  ExpectRefusal({"run", "model.gguf", "-p", "Hi"}, {"GGUF"});
+  ExpectRefusal({"run", "-p", "Hi", "--raw", "--system", "Be brief."}, {"--system", "--raw"});
+  ExpectRefusal({"logits", "--ids", "1,x", "--output", out}, {"\"x\"", "token id"});
+  ExpectRefusal({"logits", "--ids", "", "--output", out}, {"no token ids"});
+  ExpectRefusal({"logits", "--ids", "4096", "--output", out}, {"4096", "vocabulary"});
+  ExpectRefusal({"logits", "--ids", "1", "--output", "/no/such/folder/x.safetensors"},
+                {"/no/such/folder"});
+  ExpectRefusal({"logits", "--ids", "1", "--output", out, "--hidden", "2"},
+                {"--hidden 2", "0 to 1"});
+  EXPECT_FALSE(std::filesystem::exists(out));
+  ExpectRefusal({"eval", "--text", "no-such-file"}, {"no-such-file"});
+  ExpectRefusal({"bench", "--shape", "olmo-1b-7b"}, {"olmoe-1b-7b"});
+  ExpectRefusal({"bench", "--shape", "olmoe-1b-7b:q4_0"}, {"q4_0", "bf16"});
+  ExpectRefusal({"bench", "-r", "0"}, {"at least 1"});
+  ExpectRefusal({"tokenize", "--decode", "-5"}, {"-5"});
+  for (Isa isa : {Isa::kAvx2, Isa::kAvx512}) {
+    const std::vector<Isa> supported = SupportedIsas();
+    if (std::find(supported.begin(), supported.end(), isa) != supported.end()) continue;
+    ExpectRefusal({"run", "-p", "Hi", "--isa", std::string(IsaName(isa))},
+                  {IsaName(isa).data(), "scalar"});
+  }
+}
+
+TEST_F(Cli, DamagedCheckpointsAreExplained) {
+  testing::ModelFolder folder(Golden("mixtral_swa"));
+  folder.Write();
+  const std::filesystem::path weights = folder.path() / "model.safetensors";
+  const std::string out = (folder_ / "x.safetensors").string();
+  const auto size = std::filesystem::file_size(weights);
+  for (const auto& cut : {size - 1, size - 4096, std::uintmax_t{7}, std::uintmax_t{0}}) {
+    folder.Write();
+    std::filesystem::resize_file(weights, cut);
+    ExpectRefusal({"logits", folder.path().string(), "--ids", "1", "--output", out},
+                  {"model.safetensors"});
+  }
+  folder.Write();
+  std::filesystem::resize_file(weights, size + 1);
+  ExpectRefusal({"logits", folder.path().string(), "--ids", "1", "--output", out},
+                {"model.safetensors"});
+  folder.Write();
+  std::ofstream(folder.path() / "config.json") << "{\"model_type\": ";
+  ExpectRefusal({"inspect", folder.path().string()}, {"config.json"});
+}
+
+TEST_F(Cli, BadWeightsAreNamedByVerify) {
+  testing::ModelFolder folder(Golden("mixtral_swa"));
+  auto& bytes = folder.tensors.at("model.layers.1.self_attn.k_proj.weight").bytes;
+  bytes[0] = std::byte{0xc0};
+  bytes[1] = std::byte{0x7f};
+  folder.Write();
+  const Outcome verify = Run({"inspect", folder.path().string(), "--verify"});
+  EXPECT_EQ(verify.status, 1);
+  EXPECT_NE(verify.out.find("model.layers.1.self_attn.k_proj.weight: 1 NaN"), std::string::npos)
+      << verify.out;
+  const Outcome logits = Run({"logits", folder.path().string(), "--ids", "1,2", "--output",
+                              (folder_ / "x.safetensors").string()});
+  EXPECT_EQ(logits.status, 0);
+  EXPECT_NE(logits.err.find("warning: model.layers.1.self_attn.k_proj.weight"), std::string::npos)
+      << logits.err;
+}
+
+TEST_F(Cli, EnvironmentVariablesAreRead) {
+  setenv("SWITCHYARD_THREADS", "zero", 1);
+  ExpectRefusal({"info"}, {"SWITCHYARD_THREADS", "zero"});
+  setenv("SWITCHYARD_THREADS", "1", 1);
+  EXPECT_NE(Run({"config"}).out.find("SWITCHYARD_THREADS"), std::string::npos);
+  unsetenv("SWITCHYARD_THREADS");
+}
+
+}  // namespace
+}  // namespace switchyard

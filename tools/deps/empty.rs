@@ -1,0 +1,1 @@
+// Cargo wants a target; there is nothing to build.
