@@ -30,7 +30,7 @@ def header_jobs(tree):
     compiler = "clang++-16"
     common = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Wconversion", "-Werror",
               "-Wno-pragma-once-outside-header", "-Wno-unused-const-variable", "-x", "c++", "-Iinclude"]
-    private = ["-Isrc", "-isystem", os.path.join(sources.cache_folder(), "highway-1.2.0"), ONE_TARGET]
+    private = ["-Isrc", "-Irust/switchyard_text/include", "-isystem", os.path.join(sources.cache_folder(), "highway-1.2.0"), ONE_TARGET]
     compiler_version = version(compiler)
     for path in tree.files:
         if path.endswith(".h") and not path.endswith("-inl.h") and path.startswith(("include/", "src/")):
@@ -45,9 +45,11 @@ def tidy_jobs(tree, names):
         commands = json.load(file)
     for entry in commands:
         path = os.path.relpath(os.path.join(entry["directory"], entry["file"]), sources.ROOT)
-        if path not in tree.known or not path.endswith(".cc") or not (path in names if names else path.startswith(LINTED)):
+        wanted = path in names if names else path.startswith(LINTED)
+        if not wanted or path not in tree.known or not path.endswith(".cc"):
             continue
-        flags = [flag.replace(sources.ROOT, "") for flag in shlex.split(entry["command"])[1:] if flag[:2] in ("-D", "-I", "-s", "-f")]
+        flags = [flag.replace(sources.ROOT, "") for flag in shlex.split(entry["command"])[1:]
+                 if flag[:2] in ("-D", "-I", "-s", "-f")]
         yield (path, tree.fingerprint(path, *settings, *flags),
                ["clang-tidy-16", "--quiet", "-p", BUILD, f"--extra-arg={ONE_TARGET}", path])
 

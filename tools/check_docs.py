@@ -3,9 +3,9 @@
 
 What CONTRIBUTING.md asks of comments, as far as a script can see it:
   every header   starts with a comment that says what it is for, and has #pragma once;
-  every public   type and function (include/) has a comment above it, or above the lines that it stands together with, or
-                 its class's comment names it. Needs none: an accessor named like a field, a body that shows everything,
-                 constructors, operators;
+  every public   type and function (include/) has a comment above it, or above the lines that it stands together
+                 with, or its class's comment names it. Needs none: an accessor named like a field, a body that shows
+                 everything, constructors, operators;
   Shapes:        in the comment of a public function that takes rows or a tensor;
   Errors:        in the comment of a public function whose definition throws.
 """
@@ -23,7 +23,8 @@ def blank_strings_and_macros(text):
     text = sources.strip_comments(text)
     text = re.sub(r"'(?:\\.|[^'\\\n])'", "' '", text)
     text = re.sub(r'"(?:\\.|[^"\\\n])*"', lambda match: '"' + " " * (len(match.group(0)) - 2) + '"', text)
-    return re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda match: re.sub(r"[^\n]", " ", match.group(0)), text, flags=re.M)
+    return re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda match: re.sub(r"[^\n]", " ", match.group(0)), text,
+                  flags=re.M)
 
 
 def without_template(text):
@@ -47,11 +48,12 @@ def without_template(text):
 
 class Declaration:
     def __init__(self, kind, name, scope, first, last, text, has_body):
-        self.kind, self.name, self.scope = kind, name, scope  # "type", "function" or "other"; scope: names of the classes around
-        self.first, self.last = first, last                   # lines, counted from 0
+        self.kind, self.name = kind, name    # "type", "function" or "other"
+        self.scope = scope                   # names of the classes around
+        self.first, self.last = first, last  # lines, counted from 0
         self.text, self.has_body = text, has_body
-        self.comment = ""        # its own, or that of the group it stands in
-        self.class_comment = ""  # that of the class around it
+        self.comment = ""                    # its own, or that of the group it stands in
+        self.class_comment = ""              # that of the class around it
 
     @property
     def qualified(self):
@@ -182,13 +184,14 @@ def needs_comment(declaration):
 
 
 def throwing_functions(text):
-    """Names (Class::Function or Function) of the functions of a source file that throw, themselves or by a [[noreturn]] helper."""
+    """Names (Class::Function or Function) of a source file's functions that throw, themselves or by a [[noreturn]] one."""
     code = sources.strip_comments(text)
     helpers = re.findall(r"\[\[noreturn\]\][^;{]*?(\w+)\s*\(", code)
     throws = re.compile(r"\bthrow Error\b" + "".join(rf"|\b{name}\(" for name in helpers))
     # A definition starts in the first column (the formatter sees to that) and ends with a brace there.
     names = set()
-    for match in re.finditer(r"^(?!namespace|struct|class|enum|#|\}|template)(\w[^;{}]*?)\{\n(.*?)^\}", code, re.M | re.S):
+    definition = re.compile(r"^(?!namespace|struct|class|enum|template)(\w[^;{}]*?)\{\n(.*?)^\}", re.M | re.S)
+    for match in definition.finditer(code):
         head = re.search(r"([\w:~]+)\s*\(", match.group(1))
         if head and throws.search(match.group(2)):
             names.add(head.group(1))
@@ -230,9 +233,11 @@ def check(root):
             comment = comments[declaration.qualified] + "\n" + declaration.class_comment
             parameters = declaration.text.split("(", 1)[-1]
             is_constructor = declaration.scope and declaration.name == declaration.scope[-1]
-            if VIEWS.search(parameters) and not declaration.has_body and not is_constructor and "Shapes:" not in comment:
+            takes_view = VIEWS.search(parameters) and not declaration.has_body and not is_constructor
+            if takes_view and "Shapes:" not in comment:
                 messages.append(f"{where}: takes rows or a tensor, so its comment needs \"Shapes:\"")
-            if declaration.qualified in throws and "= default" not in declaration.text and not re.search(r"\bErrors\b|\b[Tt]hrows\b", comment):
+            throws_here = declaration.qualified in throws and "= default" not in declaration.text
+            if throws_here and not re.search(r"\bErrors\b|\b[Tt]hrows\b", comment):
                 messages.append(f"{where}: throws, so its comment needs \"Errors:\"")
     return messages, declarations, headers
 

@@ -49,7 +49,7 @@ def allowed_layers(layer, table=None):
 
 
 def layer_of(path):
-    """Layer of a path relative to the root; the longest match, so that moe/runners/x/y.h is in moe/runners. None if there is none."""
+    """Layer of a path relative to the root, or None; the longest match, so that moe/runners/x/y.h is in moe/runners."""
     for base in ("include/switchyard/", "src/"):
         if path.startswith(base):
             parts = path[len(base):].split("/")[:-1]
@@ -119,7 +119,7 @@ def check(root):
     files = includes = 0
     for folder in tree.folders:
         if os.path.basename(folder) in BAD_FOLDERS:
-            messages.append(f"{folder}: a folder needs a name that says its purpose; {os.path.basename(folder)} does not")
+            messages.append(f"{folder}: a folder needs a name that says its purpose")
     for path in tree.files:
         if layer_of(path) is None and path.startswith(("include/", "src/")):
             messages.append(f"{path}: in no layer of tools/check_layers.py")

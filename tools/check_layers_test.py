@@ -12,7 +12,8 @@ CLEAN = {
     "src/core/error.cc": '#include "switchyard/core/error.h"\n#include <fmt/format.h>\n',
     "src/kernels/dot/dot.h": '#pragma once\n#include "switchyard/core/error.h"\n',
     "src/kernels/dot/dot.cc": '#include "kernels/dot/dot.h"\n// #include "engine/engine.h"\n',
-    "src/moe/runners/aiter/core.h": '#pragma once\n#include "switchyard/moe/contract/config.h"\n#include "kernels/dot/dot.h"\n',
+    "src/moe/runners/aiter/core.h":
+        '#pragma once\n#include "switchyard/moe/contract/config.h"\n#include "kernels/dot/dot.h"\n',
     "src/moe/layer/layer.cc": '#include "moe/runners/aiter/core.h"\n',
     "src/engine/engine.h": "#pragma once\n",
     "src/engine/engine.cc": '#include "engine/engine.h"\n#include "moe/runners/aiter/core.h"\n',
@@ -51,7 +52,8 @@ class LayersTest(unittest.TestCase):
         self.expect_one({"src/core/bad.cc": '#include "switchyard/moe/contract/config.h"\n'}, "core", "moe/contract")
 
     def test_angle_brackets_and_spaces_are_seen(self):
-        self.expect_one({"src/core/bad.cc": "  #  include <switchyard/moe/contract/config.h>\n"}, "core", "moe/contract")
+        self.expect_one({"src/core/bad.cc": "  #  include <switchyard/moe/contract/config.h>\n"}, "core",
+                        "moe/contract")
 
     def test_siblings_do_not_know_each_other(self):
         self.expect_one({"src/moe/dispatchers/bad.cc": '#include "moe/runners/aiter/core.h"\n'}, "moe/dispatchers",

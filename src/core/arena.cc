@@ -10,6 +10,7 @@ namespace switchyard {
 namespace {
 
 constexpr size_t kSmallestBlock = size_t{1} << 20;
+constexpr size_t kLargestBlock = size_t{1} << 46;  // no machine has more, and sums cannot overflow
 
 size_t RoundUp(size_t bytes) {
   return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
@@ -34,7 +35,7 @@ void Arena::AddBlock(size_t bytes) {
 
 void* Arena::Allocate(size_t bytes) {
   // One alignment unit more than asked for, so that a vector load at the last element stays inside.
-  if (bytes > SIZE_MAX / 2) {
+  if (bytes > kLargestBlock) {
     throw Error(ErrorCode::kResourceExhausted,
                 fmt::format("scratch memory of {} bytes was asked for", bytes));
   }

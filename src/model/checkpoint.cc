@@ -337,7 +337,7 @@ namespace {
 // `Int` is a signed integer as wide as an element: masked of its sign bit a value is never
 // negative, and baseline x86-64 compares signed lanes only. A NaN is above `infinity`, the bits of
 // that value.
-template <typename Int, Int Infinity>
+template <typename Int, Int kInfinity>
 BadValues ScanBits(const std::byte* data, size_t count) {
   using Unsigned = std::make_unsigned_t<Int>;
   constexpr auto kMagnitude = static_cast<Int>(static_cast<Unsigned>(~Unsigned{0}) >> 1);
@@ -356,12 +356,12 @@ BadValues ScanBits(const std::byte* data, size_t count) {
     Int nan_or_inf = 0;
     for (size_t i = begin; i < end; ++i) {
       const Int bits = load(i);
-      nan = static_cast<Int>(nan + (bits > Infinity));
-      nan_or_inf = static_cast<Int>(nan_or_inf + (bits >= Infinity));
+      nan = static_cast<Int>(nan + (bits > kInfinity));
+      nan_or_inf = static_cast<Int>(nan_or_inf + (bits >= kInfinity));
     }
     if (nan_or_inf > 0 && !bad.any()) {
       size_t first = begin;
-      while (load(first) < Infinity) ++first;
+      while (load(first) < kInfinity) ++first;
       bad.first_index = first;
     }
     bad.nan += static_cast<size_t>(nan);
