@@ -49,16 +49,23 @@ endif()
 if(NOT SWITCHYARD_WITH_TEXT STREQUAL "OFF")
   message(STATUS "Text layer: cargo ${_sy_cargo_version}")
   set(_sy_crate "${PROJECT_SOURCE_DIR}/rust/switchyard_text")
-  set(_sy_rust_target "${PROJECT_BINARY_DIR}/rust")
+  # The presets share one folder: the crate is the same for all of them and takes a minute or two.
+  set(SWITCHYARD_RUST_TARGET_DIR "${PROJECT_BINARY_DIR}/rust" CACHE PATH "Where cargo builds the crate")
+  set(_sy_rust_target "${SWITCHYARD_RUST_TARGET_DIR}")
   set(_sy_text_library "${_sy_rust_target}/release/libswitchyard_text.a")
   file(GLOB_RECURSE _sy_rust_sources CONFIGURE_DEPENDS "${_sy_crate}/src/*.rs")
   get_filename_component(_sy_cargo_bin "${_sy_cargo}" DIRECTORY)
 
   # Always a release build, and without the sanitizers of the C++ side: the tokenizer is no place to look for their
-  # findings, and its debug build is fifty times slower. The C compiler is for the regular expressions (Oniguruma).
+  # findings, and its debug build is fifty times slower. The C compiler is for the regular expressions (Oniguruma); the
+  # same one for every preset, because another one makes cargo build it all again.
+  find_program(_sy_rust_cc NAMES gcc-12 gcc cc NO_CACHE)
+  if(NOT _sy_rust_cc)
+    set(_sy_rust_cc "${CMAKE_C_COMPILER}")
+  endif()
   add_custom_command(
     OUTPUT "${_sy_text_library}"
-    COMMAND ${CMAKE_COMMAND} -E env "CARGO_TARGET_DIR=${_sy_rust_target}" "CC=${CMAKE_C_COMPILER}" --unset=CFLAGS
+    COMMAND ${CMAKE_COMMAND} -E env "CARGO_TARGET_DIR=${_sy_rust_target}" "CC=${_sy_rust_cc}" --unset=CFLAGS
       "PATH=${_sy_cargo_bin}:$ENV{PATH}" "${_sy_cargo}" build --release --locked --quiet
     COMMAND ${CMAKE_COMMAND} -E touch "${_sy_text_library}"
     WORKING_DIRECTORY "${_sy_crate}"

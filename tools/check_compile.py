@@ -30,7 +30,8 @@ def header_jobs(tree):
     compiler = "clang++-16"
     common = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Wconversion", "-Werror",
               "-Wno-pragma-once-outside-header", "-Wno-unused-const-variable", "-x", "c++", "-Iinclude"]
-    private = ["-Isrc", "-Irust/switchyard_text/include", "-isystem", os.path.join(sources.cache_folder(), "highway-1.2.0"), ONE_TARGET]
+    private = ["-Isrc", "-Irust/switchyard_text/include", "-isystem",
+               os.path.join(sources.cache_folder(), "highway-1.2.0"), ONE_TARGET]
     compiler_version = version(compiler)
     for path in tree.files:
         if path.endswith(".h") and not path.endswith("-inl.h") and path.startswith(("include/", "src/")):

@@ -184,7 +184,7 @@ def needs_comment(declaration):
 
 
 def throwing_functions(text):
-    """Names (Class::Function or Function) of a source file's functions that throw, themselves or by a [[noreturn]] one."""
+    """Names (Class::Function or Function) of the functions that throw, themselves or by a [[noreturn]] one."""
     code = sources.strip_comments(text)
     helpers = re.findall(r"\[\[noreturn\]\][^;{]*?(\w+)\s*\(", code)
     throws = re.compile(r"\bthrow Error\b" + "".join(rf"|\b{name}\(" for name in helpers))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of check_layers.py: every rule is broken once in a small tree and must be reported, the clean tree must pass."""
+"""Tests of check_layers.py: every rule is broken once in a small tree and must be reported; the clean tree passes."""
 import os
 import tempfile
 import unittest

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 
 #include "common.h"
@@ -20,7 +21,8 @@ namespace {
 
 struct Options {
   std::string model, shape;
-  size_t prompt = 512, decode = 128, batch = 1, repeats = 3, layers = 0;
+  size_t prompt = 512, decode = 128, batch = 1, repeats = 3;
+  std::optional<size_t> layers;
   bool json = false;
 };
 
@@ -56,7 +58,7 @@ LoadedModel MakeRandomModel(const Options& options, const Settings& settings) {
         fmt::format("--shape {}: this build has no scheme \"{}\"; there are: bf16, f16, f32", name,
                     scheme));
   }
-  const ModelConfig config = KnownShape(name, options.layers);
+  const ModelConfig config = KnownShape(name, options.layers.value_or(0));
   const double start = SecondsSinceStart();
   LoadedModel loaded;
   loaded.pool = MakeThreadPool(settings);
@@ -136,10 +138,13 @@ int Run(const Options& options, const Settings& settings) {
   if (options.repeats == 0 || options.batch == 0 || options.prompt == 0 || options.decode == 0) {
     throw Error(ErrorCode::kInvalidArgument, "-p, -n, -b and -r must be at least 1");
   }
+  if (options.layers == size_t{0}) {
+    throw Error(ErrorCode::kInvalidArgument, "--layers must be at least 1, found 0");
+  }
   if (!options.shape.empty() && !options.model.empty()) {
     throw Error(ErrorCode::kInvalidArgument, "MODEL and --shape exclude each other");
   }
-  if (options.layers != 0 && options.shape.empty()) {
+  if (options.layers && options.shape.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
                 "--layers cuts a --shape; a checkpoint is measured whole");
   }
@@ -226,13 +231,13 @@ int Run(const Options& options, const Settings& settings) {
 std::function<int()> SetUpBench(CLI::App& app, Settings& settings) {
   auto options = std::make_shared<Options>();
   AddModelArgument(app, options->model);
-  app.add_option("-p", options->prompt, "prompt tokens [512]");
-  app.add_option("-n", options->decode, "decoded tokens [128]");
-  app.add_option("-b", options->batch, "sequences decoded at once [1]");
-  app.add_option("-r", options->repeats, "repeats; median and spread are shown [3]");
+  app.add_option("-p", options->prompt, "prompt tokens [512]")->check(kCount);
+  app.add_option("-n", options->decode, "decoded tokens [128]")->check(kCount);
+  app.add_option("-b", options->batch, "sequences decoded at once [1]")->check(kCount);
+  app.add_option("-r", options->repeats, "repeats; median and spread are shown [3]")->check(kCount);
   app.add_option("--shape", options->shape,
                  "random weights in a known model's shape, NAME[:bf16|f16|f32], instead of a file");
-  app.add_option("--layers", options->layers, "layers of --shape [all]");
+  app.add_option("--layers", options->layers, "layers of --shape [all]")->check(kCount);
   app.add_flag("--json", options->json, "machine-readable, one line");
   AddSettingOptions(app, settings);
   return [options, &settings] { return Run(*options, settings); };

@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 #include <sstream>
+#include <system_error>
 
 #include "default_model.h"
 #include "switchyard/core/cpu.h"
@@ -156,12 +159,23 @@ LoadedModel LoadModel(const std::string& model, const Settings& settings,
 }
 
 std::string ReadFile(const std::string& path) {
-  if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
-  std::ifstream file(path, std::ios::binary);
-  if (!file || std::filesystem::is_directory(path)) {
-    throw Error(ErrorCode::kNotFound, fmt::format("{}: cannot be read", path));
-  }
-  return {std::istreambuf_iterator<char>(file), {}};
+  const std::string what = path == "-" ? "standard input" : path;
+  std::FILE* file = path == "-" ? stdin : std::fopen(path.c_str(), "rb");
+  const auto refuse = [&] {
+    throw Error(ErrorCode::kNotFound, fmt::format("{}: cannot be read: {}", what,
+                                                  std::generic_category().message(errno)));
+  };
+  if (file == nullptr) refuse();
+  std::string content;
+  char buffer[65536];
+  while (const size_t count = std::fread(buffer, 1, sizeof buffer, file))
+    content.append(buffer, count);
+  const bool failed = std::ferror(file) != 0;
+  const int error = errno;
+  if (file != stdin) std::fclose(file);
+  errno = error;
+  if (failed) refuse();
+  return content;
 }
 
 std::vector<int32_t> ParseIds(std::string_view text) {

@@ -16,6 +16,9 @@
 
 namespace switchyard::cli {
 
+// Refuses negative and absurd counts, which the parser would wrap around.
+inline const CLI::Range kCount(0.0, 1e15, "a whole number");
+
 // Adds the MODEL argument. Empty afterwards = the embedded model.
 void AddModelArgument(CLI::App& app, std::string& model);
 

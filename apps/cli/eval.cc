@@ -57,8 +57,10 @@ std::function<int()> SetUpEval(CLI::App& app, Settings& settings) {
   auto options = std::make_shared<Options>();
   AddModelArgument(app, options->model);
   app.add_option("--text", options->text, "text file (UTF-8)")->required();
-  app.add_option("--window", options->window, "tokens seen at once [the context, at most 2048]");
-  app.add_option("--stride", options->stride, "distance between windows [the window]");
+  app.add_option("--window", options->window, "tokens seen at once [the context, at most 2048]")
+      ->check(kCount);
+  app.add_option("--stride", options->stride, "distance between windows [the window]")
+      ->check(kCount);
   app.add_flag("--json", options->json, "machine-readable");
   AddSettingOptions(app, settings);
   return [options, &settings] { return Run(*options, settings); };

@@ -8,6 +8,7 @@
 
 #include "common.h"
 #include "model/architectures/architecture.h"
+#include "switchyard/core/error.h"
 #include "switchyard/core/memory.h"
 #include "switchyard/engine/kv_cache.h"
 #include "switchyard/model/checkpoint.h"
@@ -69,6 +70,11 @@ ordered_json DescribeConfig(const ModelConfig& config) {
 ordered_json DescribeMemory(const Model& model, const Settings& settings) {
   const KvCache one_block(model.config(), KvDType(settings, model.activation_dtype()), 1);
   const size_t context = settings.GetCount("ctx", model.config().max_positions);
+  if (context > model.config().max_positions) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--ctx {}: the model's context is {} tokens", context,
+                            model.config().max_positions));
+  }
   const double kv = static_cast<double>(one_block.bytes_per_token()) * static_cast<double>(context);
   return {{"weights_bytes", model.weight_bytes()},
           {"kv_bytes_per_token", one_block.bytes_per_token()},

@@ -54,8 +54,17 @@ std::vector<int32_t> ReadIdsFile(const Options& options) {
   return ids;
 }
 
-// Refuses an output that cannot be written before anything is computed.
-void RequireWritable(const std::string& output) {
+// Refuses, before anything is computed, an output that cannot be written or is a file of the model.
+void RequireWritable(const std::string& output, const std::string& model) {
+  if (output.empty()) throw Error(ErrorCode::kInvalidArgument, "--output: the name is empty");
+  std::error_code ignored;
+  for (const auto& file :
+       std::filesystem::directory_iterator(model.empty() ? "/dev/null" : model, ignored)) {
+    if (std::filesystem::equivalent(file.path(), output, ignored)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("--output {}: that is a file of the model itself", output));
+    }
+  }
   const std::filesystem::path parent = std::filesystem::path(output).parent_path();
   const std::string folder = parent.empty() ? "." : parent.string();
   if (!std::filesystem::is_directory(folder) || access(folder.c_str(), W_OK) != 0) {
@@ -127,7 +136,7 @@ int Run(const Options& options, const Settings& settings) {
       options.ids_file.empty() ? ParseIds(options.ids) : ReadIdsFile(options);
   if (ids.empty())
     throw Error(ErrorCode::kInvalidArgument, "there are no token ids to compute logits for");
-  RequireWritable(options.output);
+  RequireWritable(options.output, options.model);
   const LoadedModel loaded = LoadModel(options.model, settings, "f32");
   const ModelConfig& config = loaded.model->config();
   for (size_t layer : options.hidden) {
@@ -172,7 +181,8 @@ std::function<int()> SetUpLogits(CLI::App& app, Settings& settings) {
       ->required();
   app.add_option("--hidden", options->hidden,
                  "also write hidden.LAYER [n, hidden]: the residual stream after that layer")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->check(kCount);
   app.add_flag("--routing", options->routing,
                "also write routing.LAYER.ids and routing.LAYER.weights [n, k]");
   AddSettingOptions(app, settings);

@@ -77,14 +77,37 @@ int Main(int argc, char** argv) {
   return 2;
 }
 
+// A message without control characters: it may quote a file's contents, which a terminal would
+// obey.
+std::string Printable(std::string_view text) {
+  std::string printable;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte < 0x20 && c != '\n') || byte == 0x7f) {
+      printable += fmt::format("\\x{:02x}", byte);
+    } else {
+      printable += c;
+    }
+  }
+  return printable;
+}
+
+// Results that did not reach their reader are a failure, even if all went well before.
+int CheckOutput(int status) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  fmt::print(stderr, "switchyard: standard output could not be written to\n");
+  return status == 0 ? 1 : status;
+}
+
 }  // namespace
 }  // namespace switchyard::cli
 
 int main(int argc, char** argv) {
   try {
-    return switchyard::cli::Main(argc, argv);
+    return switchyard::cli::CheckOutput(switchyard::cli::Main(argc, argv));
   } catch (const switchyard::Error& e) {
-    fmt::print(stderr, "switchyard: {}: {}\n", switchyard::ErrorCodeName(e.code()), e.message());
+    fmt::print(stderr, "switchyard: {}: {}\n", switchyard::ErrorCodeName(e.code()),
+               switchyard::cli::Printable(e.message()));
     return switchyard::ErrorExitStatus(e.code());
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "switchyard: out of memory\n");

@@ -127,6 +127,7 @@ class Talker {
     StreamingDetokenizer detokenizer(tokenizer_);
     StopMatcher matcher(options_.stops);
     Answer answer;
+    std::shared_ptr<const Error> error;
     const auto emit = [&](std::string text) {
       Print(text);
       answer.text += text;
@@ -135,12 +136,14 @@ class Talker {
       if (g_interrupted.load()) engine_.Cancel(id);
       for (const TokenEvent& event : engine_.Step()) {
         answer.finish = event.finish;
+        if (event.error != nullptr) error = event.error;
         if (event.token < 0 || event.finish == FinishReason::kStop) continue;
         if (answer.num_tokens++ == 0) first = SecondsSinceStart();
         emit(matcher.Add(detokenizer.Add(event.token)));
         if (matcher.stopped()) engine_.Cancel(id);
       }
     }
+    if (error != nullptr) throw Error(*error);
     if (!matcher.stopped()) {
       emit(matcher.Add(detokenizer.Finish()));
       emit(matcher.Finish());
@@ -200,15 +203,19 @@ int Chat(const Options& options, Talker& talker) {
   const bool use_template = !options.raw && talker.tokenizer().HasChatTemplate();
   const bool terminal = isatty(STDIN_FILENO) != 0;
   if (terminal) {
-    fmt::print(stderr, "{}\n",
-               use_template ? "Chat. Ctrl-C stops an answer, /clear forgets, /exit ends."
-                            : "Each line is continued as it is. Ctrl-C stops, /exit ends.");
+    fmt::print(
+        stderr, "{}\n",
+        use_template
+            ? "Chat. Ctrl-C stops an answer (at the prompt: ends), /clear forgets, /exit ends."
+            : "Each line is continued as it is. Ctrl-C stops, /exit ends.");
   }
   nlohmann::ordered_json messages = FirstMessages(options);
   std::string line;
   while (true) {
     if (terminal) fmt::print(stderr, "> ");
-    if (!std::getline(std::cin, line) || line == "/exit") break;
+    if (!std::getline(std::cin, line)) break;
+    while (line.ends_with(' ') || line.ends_with('\r')) line.pop_back();
+    if (line == "/exit") break;
     if (line == "/clear") {
       messages = FirstMessages(options);
       continue;
@@ -228,7 +235,8 @@ int Chat(const Options& options, Talker& talker) {
       // The conversation goes on without the turn that failed.
       if (use_template && !messages.empty() && messages.back()["role"] == "user")
         messages.erase(messages.size() - 1);
-      fmt::print(stderr, "switchyard: {}: {}\n", ErrorCodeName(e.code()), e.message());
+      fmt::print(stderr, "switchyard: {}: {}{}\n", ErrorCodeName(e.code()), e.message(),
+                 use_template && terminal ? " (/clear forgets the conversation)" : "");
       if (!terminal) return ErrorExitStatus(e.code());
     }
   }
@@ -266,17 +274,19 @@ std::function<int()> SetUpRun(CLI::App& app, Settings& settings) {
       "answer this and end; without it: an interactive chat. The model's chat template is "
       "applied if it has one, unless --raw is given");
   app.add_option("-n,--max-tokens", options->max_new_tokens,
-                 "most tokens of an answer [what fits into the context]");
+                 "most tokens of an answer [what fits into the context]")
+      ->check(kCount);
   app.add_option("--temp", options->temperature,
                  "temperature, 0 = greedy [generation_config.json, else 0]");
-  app.add_option("--top-k", options->top_k, "keep the k most likely tokens, 0 = all");
+  app.add_option("--top-k", options->top_k, "keep the k most likely tokens, 0 = all")
+      ->check(kCount);
   app.add_option("--top-p", options->top_p,
                  "keep the most likely tokens up to this sum of probabilities");
   app.add_option("--min-p", options->min_p,
                  "drop tokens below this part of the most likely one's probability");
   app.add_option("--repeat-penalty", options->repeat_penalty,
                  "penalty on tokens that occurred, 1 = none");
-  app.add_option("--seed", options->seed, "seed of the random draw [random]");
+  app.add_option("--seed", options->seed, "seed of the random draw [random]")->check(kCount);
   app.add_option("--stop", options->stops,
                  "text that ends an answer, not printed; may be given several times");
   app.add_option("--system", options->system, "system message of the chat");

@@ -90,11 +90,12 @@ std::function<int()> SetUpTokenize(CLI::App& app, Settings&) {
   CLI::Option* decode = app.add_option("--decode", options->decode, "ids to decode: 1,2,3")
                             ->excludes(text)
                             ->excludes(file);
-  app.add_option("--chat", options->chat, "JSON file of messages to render with the chat template")
-      ->excludes(text)
-      ->excludes(file)
-      ->excludes(decode);
-  app.add_option("--tools", options->tools, "JSON file of tools for --chat");
+  CLI::Option* chat = app.add_option("--chat", options->chat,
+                                     "JSON file of messages to render with the chat template")
+                          ->excludes(text)
+                          ->excludes(file)
+                          ->excludes(decode);
+  app.add_option("--tools", options->tools, "JSON file of tools for --chat")->needs(chat);
   app.add_option("--template", options->chat_template,
                  "a template file to use in place of the model's");
   app.add_option("--kwargs", options->kwargs,
@@ -103,9 +104,11 @@ std::function<int()> SetUpTokenize(CLI::App& app, Settings&) {
                "end the rendered chat with the start of an answer");
   app.add_flag("--continue-final-message", options->continue_final_message,
                "leave the last message open");
-  app.add_flag("--ids", options->ids, "print ids (of --chat too)");
+  CLI::Option* ids = app.add_flag("--ids", options->ids, "print ids (of --chat too)");
   app.add_flag("--safe", options->safe,
-               "with --chat --ids: control tokens written in messages stay plain text");
+               "with --chat --ids: control tokens written in messages stay plain text")
+      ->needs(chat)
+      ->needs(ids);
   app.add_flag("--no-special-tokens", options->no_special_tokens,
                "do not add what the tokenizer adds around a text (BOS)");
   app.add_flag("--plain", options->plain, "control tokens written in the text stay plain text");

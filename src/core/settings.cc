@@ -103,7 +103,7 @@ Settings Settings::FromEnvironment() {
     std::vector<std::string> names = {SettingEnvName(spec.name)};
     for (std::string_view alias : Split(spec.aliases, ' ')) names.emplace_back(alias);
     for (const std::string& name : names) {
-      if (const char* value = std::getenv(name.c_str()); value != nullptr) {
+      if (const char* value = std::getenv(name.c_str()); value != nullptr && *value != '\0') {
         settings.Set(spec.name, value, name);
         break;
       }

@@ -15,6 +15,7 @@ std::string_view FinishReasonName(FinishReason reason) {
     case FinishReason::kContext: return "context";
     case FinishReason::kStop: return "stop";
     case FinishReason::kCancelled: return "cancelled";
+    case FinishReason::kError: return "error";
   }
   return "?";
 }
@@ -33,6 +34,14 @@ RequestId Engine::Submit(GenerationRequest request) {
         fmt::format(
             "the prompt has {} tokens and leaves no room for an answer in the context of {}",
             request.prompt.size(), executor_.context_length()));
+  }
+  const size_t vocab_size = executor_.model().config().vocab_size;
+  for (size_t i = 0; i < request.prompt.size(); ++i) {
+    if (request.prompt[i] < 0 || static_cast<size_t>(request.prompt[i]) >= vocab_size) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("token {} at position {} is outside the vocabulary of {} entries",
+                              request.prompt[i], i, vocab_size));
+    }
   }
   const RequestId id = next_id_++;
   Sampler sampler(request.sampling);
@@ -82,7 +91,14 @@ void Engine::Sweep(std::vector<TokenEvent>& events) {
 }
 
 TokenEvent Engine::Accept(Active& active, std::span<const float> logits) {
-  TokenEvent event{active.id, active.sampler.Sample(logits, active.history), FinishReason::kNone};
+  TokenEvent event{active.id};
+  try {
+    event.token = active.sampler.Sample(logits, active.history);
+  } catch (const Error& e) {
+    event.finish = FinishReason::kError;
+    event.error = std::make_shared<const Error>(e);
+    return event;
+  }
   active.history.push_back(event.token);
   const std::vector<int32_t>& stops = active.request.stop_ids;
   if (std::find(stops.begin(), stops.end(), event.token) != stops.end()) {
@@ -114,14 +130,23 @@ std::vector<TokenEvent> Engine::Step() {
     owners.push_back(&active);
   }
   if (chunks.empty()) return events;
-  const Rows logits = executor_.Forward(chunks);
-  size_t row = 0;
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    Active& active = *owners[i];
-    if (active.prefilled < active.request.prompt.size())
-      active.prefilled += chunks[i].tokens.size();
-    if (chunks[i].logits == LogitsWanted::kLast)
-      events.push_back(Accept(active, logits.RowSpan(row++)));
+  try {
+    const Rows logits = executor_.Forward(chunks);
+    size_t row = 0;
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      Active& active = *owners[i];
+      if (active.prefilled < active.request.prompt.size()) {
+        active.prefilled += chunks[i].tokens.size();
+      }
+      if (chunks[i].logits == LogitsWanted::kLast) {
+        events.push_back(Accept(active, logits.RowSpan(row++)));
+      }
+    }
+  } catch (const Error& e) {
+    // The pass is lost for all that shared it; the engine itself goes on.
+    for (const Active* active : owners) {
+      events.push_back({active->id, -1, FinishReason::kError, std::make_shared<const Error>(e)});
+    }
   }
   for (const TokenEvent& event : events) {
     if (event.finish == FinishReason::kNone) continue;

@@ -78,6 +78,11 @@ PerplexityResult Perplexity(Executor& executor, std::span<const int32_t> ids,
     if (progress) progress(seen, ids.size());
   }
   result.mean_nll = sum / static_cast<double>(result.num_scored);
+  if (std::isnan(result.mean_nll)) {
+    throw Error(ErrorCode::kCorruptData,
+                "the model produced NaN among its logits; `switchyard inspect --verify` looks for "
+                "bad weights");
+  }
   result.perplexity = std::exp(result.mean_nll);
   return result;
 }

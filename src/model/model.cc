@@ -20,6 +20,7 @@
 #include "switchyard/core/error.h"
 #include "switchyard/core/log.h"
 #include "switchyard/core/macros.h"
+#include "switchyard/core/memory.h"
 #include "switchyard/model/checkpoint.h"
 #include "switchyard/moe/layer/register_builtins.h"
 
@@ -167,7 +168,13 @@ std::unique_ptr<Model> Model::Load(std::shared_ptr<const ModelFiles> files,
   impl->weights = BindWeights(impl->config, source);
   if (options.check_values) {
     impl->bad_tensors = FindBadTensors(source.views, source.names, pool);
-    for (const std::string& message : impl->bad_tensors) Log(LogLevel::kWarning, message);
+    constexpr size_t kShown = 5;
+    const std::vector<std::string>& bad = impl->bad_tensors;
+    for (size_t i = 0; i < std::min(kShown, bad.size()); ++i) Log(LogLevel::kWarning, bad[i]);
+    if (bad.size() > kShown) {
+      Log(LogLevel::kWarning,
+          fmt::format("{} more tensors hold NaN or infinity", bad.size() - kShown));
+    }
   }
   impl->Build();
   return std::unique_ptr<Model>(new Model(std::move(impl)));
@@ -178,7 +185,13 @@ std::unique_ptr<Model> Model::Random(const ModelConfig& config, DType dtype,
   auto impl = std::make_unique<Impl>();
   impl->config = config;
   impl->options = options;
-  RandomSource source(dtype, RandomWeightBytes(config, dtype), pool);
+  const size_t bytes = RandomWeightBytes(config, dtype);
+  if (const size_t available = AvailableBytes(); available != 0 && bytes > available) {
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("random weights of this shape take {} bytes, {} are available", bytes,
+                            available));
+  }
+  RandomSource source(dtype, bytes, pool);
   impl->weights = BindWeights(config, source);
   impl->random_memory = source.memory();
   impl->Build();

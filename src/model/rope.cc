@@ -171,6 +171,7 @@ RopeConfig ParseRope(ConfigReader& config, size_t rotary_dim, size_t max_positio
       rope.kind = RopeConfig::Kind::kDynamic;
       rope.factor = scaling.Number("factor", 1e-3, kMaxFactor);
       rope.original_max_positions = max_positions;
+      if (rotary_dim <= 2) scaling.Refuse("rope_type", "dynamic needs heads of more than 2 values");
     } else if (kind == "yarn") {
       rope.kind = RopeConfig::Kind::kYarn;
       ParseYarn(scaling, rope);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -420,19 +421,36 @@ TensorView SafetensorsFile::View(const TensorInfo& info) const {
 
 namespace {
 
-// A file that comes into being only if Commit is reached.
+// A file that comes into being only if Commit is reached. A link is followed, the permissions of a
+// file that is replaced are kept, and what is no regular file (a device, a pipe) is written
+// straight into: replacing it would destroy it.
 class NewFile {
  public:
   explicit NewFile(const std::filesystem::path& path) : path_(path) {
+    std::error_code ignored;
+    if (std::filesystem::is_symlink(path, ignored)) {
+      path_ = std::filesystem::weakly_canonical(path, ignored);
+      if (ignored) path_ = path;
+    }
+    const std::filesystem::file_status status = std::filesystem::status(path_, ignored);
+    if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+      fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+      if (fd_ < 0) Throw(errno);
+      return;
+    }
     // Unique among processes by the id and within this one by the counter; O_EXCL catches leftovers
     // of a crash.
     static std::atomic<unsigned> counter{0};
     do {
       // Not made from the name of the file: that may be as long as a name can be.
-      temporary_ = path.parent_path() / fmt::format(".switchyard.{}.{}.tmp", ::getpid(), counter++);
+      temporary_ =
+          path_.parent_path() / fmt::format(".switchyard.{}.{}.tmp", ::getpid(), counter++);
       fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     } while (fd_ < 0 && errno == EEXIST);
     if (fd_ < 0) Throw(errno);
+    if (std::filesystem::exists(status)) {
+      ::fchmod(fd_, static_cast<mode_t>(status.permissions()));
+    }
   }
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
@@ -451,6 +469,10 @@ class NewFile {
   }
 
   void Commit() {
+    if (temporary_.empty()) {  // a device or pipe
+      if (::close(std::exchange(fd_, -1)) != 0) Throw(errno);
+      return;
+    }
     if (::fsync(fd_) != 0) Throw(errno);
     // Some file systems report a full disk only here.
     if (::close(std::exchange(fd_, -1)) != 0) Throw(errno);

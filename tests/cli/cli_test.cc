@@ -274,6 +274,8 @@ TEST_F(Cli, WrongUsageExitsWithTwo) {
                                                     {"run", "--no-such-option"},
                                                     {"eval"},
                                                     {"run", "-n", "many"},
+                                                    {"run", "-n", "-1"},
+                                                    {"eval", "--text", "x", "--window", "-1"},
                                                     {"logits", "--output", "x"},
                                                     {"logits", "--ids", "1"}}) {
     EXPECT_EQ(Run(arguments).status, 2);
@@ -362,6 +364,40 @@ TEST_F(Cli, BadWeightsAreNamedByVerify) {
   EXPECT_EQ(logits.status, 0);
   EXPECT_NE(logits.err.find("warning: model.layers.1.self_attn.k_proj.weight"), std::string::npos)
       << logits.err;
+}
+
+// What lies at the place of an output is not destroyed: links are followed, pipes are written into,
+// the model's own files are refused.
+TEST_F(Cli, OutputsRespectWhatIsThere) {
+  const std::filesystem::path target = folder_ / "target.safetensors";
+  std::ofstream(target) << "old";
+  std::filesystem::permissions(
+      target, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  const std::filesystem::path link = folder_ / "link.safetensors";
+  std::filesystem::create_symlink(target, link);
+  EXPECT_EQ(Run({"logits", "--ids", "1", "--output", link.string()}).status, 0);
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_GT(std::filesystem::file_size(target), 1000u);
+  EXPECT_EQ(std::filesystem::status(target).permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  const Outcome null = Run({"logits", "--ids", "1", "--output", "/dev/null"});
+  EXPECT_EQ(null.status, 0) << null.err;
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+  testing::ModelFolder folder(Golden("mixtral_swa"));
+  folder.Write();
+  ExpectRefusal({"logits", folder.path().string(), "--ids", "1", "--output",
+                 (folder.path() / "model.safetensors").string()},
+                {"file of the model itself"});
+  ExpectRefusal({"logits", "--ids", "1", "--output", ""}, {"--output", "empty"});
+}
+
+TEST_F(Cli, AFullOrClosedOutputIsAFailure) {
+  for (const std::string verb : {"config", "info", "tokenize --text hi", "run -p hi -n 3"}) {
+    const std::string command =
+        std::string(SY_PROGRAM) + " " + verb + " > /dev/full 2> " + (folder_ / "err").string();
+    EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1) << verb;
+    EXPECT_NE(ReadAll(folder_ / "err").find("standard output"), std::string::npos) << verb;
+  }
 }
 
 TEST_F(Cli, EnvironmentVariablesAreRead) {

@@ -10,6 +10,7 @@
 #include "testing/errors.h"
 #include "testing/golden_model.h"
 #include "testing/goldens.h"
+#include "testing/model_folder.h"
 
 namespace switchyard {
 namespace {
@@ -133,6 +134,10 @@ TEST_F(EngineTest, BadRequestsAreRefused) {
               [&] { engine.Submit(long_prompt); });
   long_prompt.prompt.assign(15, 1);
   EXPECT_NO_THROW(engine.Submit(long_prompt));
+  GenerationRequest bad_id = Request(0, 4);
+  bad_id.prompt.push_back(256);
+  ExpectError(ErrorCode::kInvalidArgument, {"token 256", "vocabulary of 256"},
+              [&] { engine.Submit(bad_id); });
   GenerationRequest bad_sampling = Request(0, 4);
   bad_sampling.sampling.top_p = 3;
   ExpectError(ErrorCode::kInvalidArgument, {"top_p"}, [&] { engine.Submit(bad_sampling); });
@@ -158,6 +163,42 @@ TEST_F(EngineTest, ATokenOutsideTheVocabularyIsNamedAndTheSequenceGoesOn) {
   const ExecutorChunk again{sequence, good, LogitsWanted::kLast};
   EXPECT_EQ(executor_->Forward({&again, 1}).rows, 1u);
   EXPECT_EQ(executor_->Length(sequence), 2u);
+}
+
+// A model whose logits are all NaN for one request: it ends with the reason, and the engine goes
+// on.
+TEST_F(EngineTest, AnErrorEndsTheRequestAndNotTheEngine) {
+  testing::ModelFolder folder(golden_.checkpoint());
+  auto& embedding = folder.tensors.at("model.embed_tokens.weight");
+  const size_t row = embedding.bytes.size() / embedding.shape[0];
+  for (size_t i = 0; i < row;
+       i += 2) {  // token 7 is NaN; the head is tied, so only its own logit is
+    embedding.bytes[7 * row + i] = std::byte{0xc0};
+    embedding.bytes[7 * row + i + 1] = std::byte{0x7f};
+  }
+  ModelOptions options;
+  options.moe.act_dtype = "f32";
+  const std::unique_ptr<Model> model = Model::Load(folder.Write(), options, pool_);
+  Executor executor(*model, pool_, ExecutorOptions{0, 2, DType::kF32});
+  Engine engine(executor, {.prefill_chunk = 64, .max_sequences = 2});
+  GenerationRequest bad;
+  bad.prompt = {5, 7};
+  bad.max_new_tokens = 5;
+  GenerationRequest good;
+  good.prompt = {5, 6};
+  good.max_new_tokens = 5;
+  const RequestId bad_id = engine.Submit(std::move(bad));
+  const RequestId good_id = engine.Submit(std::move(good));
+  std::map<RequestId, std::vector<TokenEvent>> events;
+  while (engine.HasWork()) {
+    for (const TokenEvent& event : engine.Step()) events[event.request].push_back(event);
+  }
+  ASSERT_EQ(events.at(bad_id).size(), 1u);
+  EXPECT_EQ(events.at(bad_id)[0].finish, FinishReason::kError);
+  ASSERT_NE(events.at(bad_id)[0].error, nullptr);
+  EXPECT_NE(events.at(bad_id)[0].error->message().find("NaN"), std::string::npos);
+  EXPECT_EQ(events.at(good_id).size(), 5u) << "the neighbour in the same pass does not notice";
+  EXPECT_EQ(executor.cache().used_blocks(), 0u);
 }
 
 TEST_F(EngineTest, TwoRunsWithOneSeedGiveOneText) {

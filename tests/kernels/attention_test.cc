@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -159,6 +160,33 @@ TEST(Attention, KeysOutsideTheWindowHaveNoEffect) {
       EXPECT_EQ(differs, j <= i && j + window > i) << "query " << i << " key " << j;
     }
   }
+}
+
+// A value that is infinite or NaN reaches the queries that see it and no others.
+TEST(Attention, BadValuesStayWithTheQueriesThatSeeThem) {
+  testing::ForEachTarget([] {
+    auto random = testing::MakeRandom(15);
+    const size_t dim = 24;
+    Cache cache(DType::kF32, 12, dim, random);
+    reinterpret_cast<float*>(cache.values.data())[9 * dim + 3] =
+        std::numeric_limits<float>::infinity();
+    reinterpret_cast<float*>(cache.values.data())[2 * dim + 5] =
+        std::numeric_limits<float>::quiet_NaN();
+    const size_t rows = 9;
+    const std::vector<float> q = testing::RandomFloats(random, rows * dim);
+    std::vector<size_t> first(rows);
+    std::vector<size_t> last(rows);
+    for (size_t r = 0; r < rows; ++r) {
+      first[r] = r % 2 == 0 ? 3 : 0;
+      last[r] = r + 4;
+    }
+    const std::vector<float> out = Attend(cache, q, first, last, 1.0f);
+    for (size_t r = 0; r < rows; ++r) {
+      EXPECT_EQ(std::isfinite(out[r * dim + 3]), last[r] <= 9) << r;
+      EXPECT_EQ(std::isfinite(out[r * dim + 5]), first[r] == 3) << r;
+      EXPECT_TRUE(std::isfinite(out[r * dim])) << r;
+    }
+  });
 }
 
 TEST(Attention, ARowWithoutKeysIsEmptyAndHarmless) {

@@ -85,13 +85,17 @@ TEST(Activations, EveryOneMatchesItsScalarForm) {
           ASSERT_EQ(narrow[i].bits, ToBF16(out[i]).bits) << out[i];
         }
       }
-      // Far ends: no NaN where the limit is finite.
-      const float ends[] = {-1e4f, -100.0f, -88.0f, 0.0f, 88.0f, 100.0f, 1e4f};
-      const float ones[] = {1, 1, 1, 1, 1, 1, 1};
-      float out[7];
-      activation.to_f32(ends, ones, 7, out);
-      for (size_t i = 0; i < 7; ++i)
-        EXPECT_NEAR(out[i], activation.scalar(ends[i], 1.0), 1e-5 * (1 + std::abs(ends[i])));
+      // Far ends: what the scalar form gives, and no NaN where that has none.
+      for (const float end : {87.0f, 88.0f, 100.0f, 178.0f, 179.4f, 200.0f, 1e3f, 1e4f, 1e30f,
+                              std::numeric_limits<float>::max()}) {
+        for (const float gate : {end, -end}) {
+          const float up = 1.0f;
+          float out = 0;
+          activation.to_f32(&gate, &up, 1, &out);
+          const double expected = activation.scalar(gate, 1.0);
+          EXPECT_NEAR(out, expected, 1e-6 * std::abs(expected) + 1e-30) << gate;
+        }
+      }
     }
   });
 }

@@ -22,7 +22,7 @@
 #include <system_error>
 #include <vector>
 
-#include "switchyard/core/error.h"
+#include "testing/errors.h"
 
 namespace switchyard::testing {
 
@@ -154,21 +154,5 @@ class OrdinaryUser {
   bool was_root_;
   bool is_ordinary_;
 };
-
-// The call must throw Error with this code, and its message must contain all of `words`.
-template <typename F>
-void ExpectError(ErrorCode code, std::initializer_list<std::string_view> words, F&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(ErrorCodeName(error.code()), ErrorCodeName(code)) << error.message();
-    for (std::string_view word : words) {
-      EXPECT_NE(error.message().find(word), std::string::npos)
-          << "the message lacks \"" << word << "\": " << error.message();
-    }
-    return;
-  }
-  ADD_FAILURE() << "nothing was thrown, expected " << ErrorCodeName(code);
-}
 
 }  // namespace switchyard::testing

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string_view>
 #include <vector>
 
+#include "switchyard/core/error.h"
 #include "switchyard/engine/executor.h"
 #include "switchyard/engine/sampler.h"
 
@@ -23,17 +25,18 @@ struct GenerationRequest {
       stop_ids;  // any of them ends the answer; it is reported, with finish reason kStop
 };
 
-// Why an answer ended: its own limit, the end of the context, a stop id, or Cancel.
-enum class FinishReason { kNone, kLength, kContext, kStop, kCancelled };
-// "length", "context", "stop", "cancelled" or "none".
+// Why an answer ended: its own limit, the end of the context, a stop id, Cancel, or an error.
+enum class FinishReason { kNone, kLength, kContext, kStop, kCancelled, kError };
+// "length", "context", "stop", "cancelled", "error" or "none".
 std::string_view FinishReasonName(FinishReason reason);
 
-// One new token of a request, or its end without one (token = -1: cancelled, or nothing was asked
-// for).
+// One new token of a request, or its end without one (token = -1: cancelled, failed, or nothing was
+// asked for).
 struct TokenEvent {
   RequestId request = 0;
   int32_t token = -1;
   FinishReason finish = FinishReason::kNone;
+  std::shared_ptr<const Error> error = nullptr;  // of finish reason kError
 };
 
 // How passes are filled.
@@ -57,7 +60,7 @@ class Engine {
   bool HasWork() const { return !running_.empty() || !waiting_.empty() || !ended_.empty(); }
 
   // One forward pass: every answer grows by a token, and waiting prompts advance by a chunk.
-  // Returns what happened.
+  // Returns what happened. An error ends the requests that it concerns (kError), not the engine.
   std::vector<TokenEvent> Step();
 
   size_t num_running() const { return running_.size(); }

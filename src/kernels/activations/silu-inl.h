@@ -28,8 +28,12 @@ struct silu {
   template <class D, class V = hwy::HWY_NAMESPACE::Vec<D>>
   HWY_INLINE V operator()(D d, V gate, V up) const {
     namespace hn = hwy::HWY_NAMESPACE;
-    const V one_plus = hn::Add(hn::Set(d, 1.0f), hn::CallExp(d, hn::Neg(gate)));
-    return hn::Mul(hn::Div(gate, one_plus), up);
+    // sigmoid(x) = 1 / (1 + e) for x >= 0 and e / (1 + e) for x < 0, with e = exp(-|x|) <= 1: the
+    // exponential stays in the range that it is computed for, whatever the gate.
+    const V one = hn::Set(d, 1.0f);
+    const V e = hn::CallExp(d, hn::Neg(hn::Abs(gate)));
+    const V numerator = hn::IfThenElse(hn::Lt(gate, hn::Zero(d)), e, one);
+    return hn::Mul(hn::Mul(gate, hn::Div(numerator, hn::Add(one, e))), up);
   }
 };
 

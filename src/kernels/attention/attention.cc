@@ -49,8 +49,8 @@ SoftmaxState SoftmaxRow(float* HWY_RESTRICT scores, size_t first, size_t last, s
   return {max, hn::ReduceSum(df, sum)};
 }
 
-// sums[r][d] = sum over keys of p[r][j] * v[j][d], for kRows rows and kVectors vectors of d, keys
-// in ascending order.
+// sums[r][d] += sum over keys j0 <= j < j1 of p[r][j] * v[j][d], for kRows rows and kVectors
+// vectors of d, keys in ascending order.
 template <size_t kRows, size_t kVectors, class T>
 HWY_INLINE void WeightedValues(const float* HWY_RESTRICT p, const void* const* v_blocks, size_t j0,
                                size_t j1, size_t head_dim, size_t d0, float* HWY_RESTRICT sums) {
@@ -58,7 +58,12 @@ HWY_INLINE void WeightedValues(const float* HWY_RESTRICT p, const void* const* v
   const size_t lanes = hn::Lanes(df);
   VF acc[kRows * kVectors];
   SY_UNROLL
-  for (size_t i = 0; i < kRows * kVectors; ++i) acc[i] = hn::Zero(df);
+  for (size_t r = 0; r < kRows; ++r) {
+    SY_UNROLL
+    for (size_t i = 0; i < kVectors; ++i) {
+      acc[r * kVectors + i] = hn::LoadU(df, sums + r * head_dim + d0 + i * lanes);
+    }
+  }
   for (size_t j = j0; j < j1; ++j) {
     const T* HWY_RESTRICT v =
         static_cast<const T*>(v_blocks[j / kKvBlockTokens]) + j % kKvBlockTokens * head_dim + d0;
@@ -69,32 +74,36 @@ HWY_INLINE void WeightedValues(const float* HWY_RESTRICT p, const void* const* v
     for (size_t r = 0; r < kRows; ++r) {
       const VF weight = hn::Set(df, p[r * kAttentionSpan + j]);
       SY_UNROLL
-      for (size_t i = 0; i < kVectors; ++i)
+      for (size_t i = 0; i < kVectors; ++i) {
         acc[r * kVectors + i] = hn::MulAdd(weight, values[i], acc[r * kVectors + i]);
+      }
     }
   }
   SY_UNROLL
   for (size_t r = 0; r < kRows; ++r) {
     SY_UNROLL
-    for (size_t i = 0; i < kVectors; ++i)
+    for (size_t i = 0; i < kVectors; ++i) {
       hn::StoreU(acc[r * kVectors + i], df, sums + r * head_dim + d0 + i * lanes);
+    }
   }
 }
 
 template <size_t kRows, class T>
 HWY_INLINE void WeightedValueRows(const float* p, const void* const* v_blocks, size_t j0, size_t j1,
                                   size_t head_dim, float* sums) {
+  if (j0 >= j1) return;
   const DF df;
   const size_t lanes = hn::Lanes(df);
   size_t d = 0;
   for (; d + 4 * lanes <= head_dim; d += 4 * lanes) {
     WeightedValues<kRows, 4, T>(p, v_blocks, j0, j1, head_dim, d, sums);
   }
-  for (; d + lanes <= head_dim; d += lanes)
+  for (; d + lanes <= head_dim; d += lanes) {
     WeightedValues<kRows, 1, T>(p, v_blocks, j0, j1, head_dim, d, sums);
+  }
   for (; d < head_dim; ++d) {  // head sizes that are no multiple of the vector
     for (size_t r = 0; r < kRows; ++r) {
-      float sum = 0;
+      float sum = sums[r * head_dim + d];
       for (size_t j = j0; j < j1; ++j) {
         const T* v =
             static_cast<const T*>(v_blocks[j / kKvBlockTokens]) + j % kKvBlockTokens * head_dim;
@@ -103,6 +112,29 @@ HWY_INLINE void WeightedValueRows(const float* p, const void* const* v_blocks, s
       sums[r * head_dim + d] = sum;
     }
   }
+}
+
+// The weighted values of four rows: the keys that all four see together, what only some see one row
+// at a time before and after. A row never touches a key that it does not see: 0 * infinity is no 0.
+template <class T>
+HWY_INLINE void WeightedValuesOfFour(const AttentionSpanArgs& args, size_t r0) {
+  size_t begin = 0;
+  size_t end = kAttentionSpan;
+  for (size_t r = r0; r < r0 + 4; ++r) {
+    begin = std::max<size_t>(begin, args.first[r]);
+    end = std::min<size_t>(end, args.last[r]);
+  }
+  end = std::max(begin, end);
+  const auto one_row = [&](size_t r, size_t j0, size_t j1) HWY_ATTR {
+    WeightedValueRows<1, T>(args.scores + r * kAttentionSpan, args.v, j0, j1, args.head_dim,
+                            args.sums + r * args.head_dim);
+  };
+  for (size_t r = r0; r < r0 + 4; ++r)
+    one_row(r, args.first[r], std::min<size_t>(begin, args.last[r]));
+  WeightedValueRows<4, T>(args.scores + r0 * kAttentionSpan, args.v, begin, end, args.head_dim,
+                          args.sums + r0 * args.head_dim);
+  for (size_t r = r0; r < r0 + 4; ++r)
+    one_row(r, std::max<size_t>(end, args.first[r]), args.last[r]);
 }
 
 template <class T>
@@ -133,16 +165,12 @@ void AttendSpanT(const AttentionSpanArgs& args, MatmulFn dot_products) {
     args.states[r] = SoftmaxRow(args.scores + r * kAttentionSpan, args.first[r], args.last[r],
                                 padded, args.scale);
   }
-  for (size_t r = 0; r < args.num_rows;) {
-    const float* p = args.scores + r * kAttentionSpan;
-    float* sums = args.sums + r * args.head_dim;
-    if (args.num_rows - r >= 4) {
-      WeightedValueRows<4, T>(p, args.v, begin, end, args.head_dim, sums);
-      r += 4;
-    } else {
-      WeightedValueRows<1, T>(p, args.v, begin, end, args.head_dim, sums);
-      r += 1;
-    }
+  std::fill_n(args.sums, args.num_rows * args.head_dim, 0.0f);
+  size_t r = 0;
+  for (; r + 4 <= args.num_rows; r += 4) WeightedValuesOfFour<T>(args, r);
+  for (; r < args.num_rows; ++r) {
+    WeightedValueRows<1, T>(args.scores + r * kAttentionSpan, args.v, args.first[r], args.last[r],
+                            args.head_dim, args.sums + r * args.head_dim);
   }
 }
 

@@ -35,10 +35,14 @@ ModelConfig ParseModelConfig(ConfigReader config) {
   const std::string model_type = config.Text("model_type", "");
   const std::vector<std::string> classes =
       config.Has("architectures") ? config.Texts("architectures") : std::vector<std::string>{};
+  const std::string classes_text = QuoteForMessage(fmt::format("{}", fmt::join(classes, ", ")));
   for (const ArchitectureEntry* entry : kArchitectures) {
-    const bool same_class =
-        classes.empty() || (classes.size() == 1 && classes[0] == entry->class_name);
-    if (model_type != entry->name || !same_class) continue;
+    if (model_type != entry->name) continue;
+    if (!classes.empty() && (classes.size() != 1 || classes[0] != entry->class_name)) {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("{}: model_type {} goes with architectures [\"{}\"], found {}",
+                              config.file_name(), entry->name, entry->class_name, classes_text));
+    }
     ModelConfig result = entry->parse(config);
     result.architecture = entry->name;
     config.Finish();
@@ -49,9 +53,8 @@ ModelConfig ParseModelConfig(ConfigReader config) {
     known.push_back(fmt::format("{} ({})", entry->name, entry->class_name));
   throw Error(
       ErrorCode::kUnsupported,
-      fmt::format("{}: unknown architecture: model_type \"{}\", architectures [{}]; known are: {}",
-                  config.file_name(), QuoteForMessage(model_type),
-                  QuoteForMessage(fmt::format("{}", fmt::join(classes, ", "))),
+      fmt::format("{}: unknown architecture: model_type {}, architectures {}; known are: {}",
+                  config.file_name(), QuoteForMessage(model_type), classes_text,
                   fmt::join(known, ", ")));
 }
 
@@ -82,6 +85,11 @@ ModelConfig ParseCommonConfig(ConfigReader& config, double default_theta) {
     config.Refuse("hidden_act", "this architecture is computed with silu only");
   model.eos_ids = config.Counts("eos_token_id", 0, kMaxSize, {});
   model.rope = ParseRope(config, model.head_dim, model.max_positions, default_theta);
+  if (model.rope.kind == RopeConfig::Kind::kDynamic) {
+    // max_position_embeddings is the trained length; the factor says how far it may be stretched.
+    model.max_positions = static_cast<size_t>(static_cast<double>(model.max_positions) *
+                                              std::max(1.0, model.rope.factor));
+  }
   if (config.Has("quantization_config")) {
     config.Refuse("quantization_config",
                   "this build reads unquantised checkpoints (F32, F16, BF16) only");
