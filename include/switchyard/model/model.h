@@ -66,6 +66,7 @@ class Model {
                                      const ModelOptions& options, ThreadPool& pool);
 
   // Random weights in the shape of `config`, in big pages.
+  // Errors: kResourceExhausted naming the bytes; kUnsupported for other types than F32, F16, BF16.
   static std::unique_ptr<Model> Random(const ModelConfig& config, DType dtype,
                                        const ModelOptions& options, ThreadPool& pool);
 

@@ -47,14 +47,15 @@ uint32_t SumWords(const std::byte* data, size_t bytes, size_t ahead) {
 // registers.
 constexpr size_t kSums = HWY_MAX_BYTES >= 64 ? 20 : 12;
 
-// Each returns a number, so that nothing is optimised away, and does `rounds` * kSums instructions.
+// Each returns a number, so that nothing is optimised away, and does `rounds` * kSums instructions. The
+// sums start apart: the compiler would make equal ones into one.
 float MultiplyF32(const float* values, size_t rounds) {
   const DF d;
   const VF a = hn::LoadU(d, values);
   const VF b = hn::LoadU(d, values + 16);
   VF sums[kSums];
   SY_UNROLL
-  for (size_t i = 0; i < kSums; ++i) sums[i] = hn::Zero(d);
+  for (size_t i = 0; i < kSums; ++i) sums[i] = hn::Set(d, static_cast<float>(i));
   for (size_t r = 0; r < rounds; ++r) {
     SY_UNROLL
     for (size_t i = 0; i < kSums; ++i) sums[i] = hn::MulAdd(a, b, sums[i]);
@@ -71,7 +72,7 @@ float MultiplyBF16(const float* values, size_t rounds) {
   const auto b = hn::BitCast(db, hn::LoadU(d, values + 16));
   VF sums[kSums];
   SY_UNROLL
-  for (size_t i = 0; i < kSums; ++i) sums[i] = hn::Zero(d);
+  for (size_t i = 0; i < kSums; ++i) sums[i] = hn::Set(d, static_cast<float>(i));
   for (size_t r = 0; r < rounds; ++r) {
     VF unused = hn::Zero(d);
     SY_UNROLL
@@ -91,7 +92,7 @@ float MultiplyInt8(const float* values, size_t rounds) {
   const auto b = hn::BitCast(d8, hn::LoadU(DF(), values + 16));
   hn::Vec<decltype(di)> sums[kSums];
   SY_UNROLL
-  for (size_t i = 0; i < kSums; ++i) sums[i] = hn::Zero(di);
+  for (size_t i = 0; i < kSums; ++i) sums[i] = hn::Set(di, static_cast<int32_t>(i));
   for (size_t r = 0; r < rounds; ++r) {
     SY_UNROLL
     for (size_t i = 0; i < kSums; ++i) sums[i] = hn::SumOfMulQuadAccumulate(di, a, b, sums[i]);
