@@ -47,8 +47,8 @@ uint32_t SumWords(const std::byte* data, size_t bytes, size_t ahead) {
 // registers.
 constexpr size_t kSums = HWY_MAX_BYTES >= 64 ? 20 : 12;
 
-// Each returns a number, so that nothing is optimised away, and does `rounds` * kSums instructions. The
-// sums start apart: the compiler would make equal ones into one.
+// Each returns a number, so that nothing is optimised away, and does `rounds` * kSums instructions.
+// The sums start apart: the compiler would make equal ones into one.
 float MultiplyF32(const float* values, size_t rounds) {
   const DF d;
   const VF a = hn::LoadU(d, values);
