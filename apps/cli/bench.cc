@@ -131,7 +131,7 @@ double StepBytes(const Model& model, size_t batch) {
 
 kernels::MachineLimits Best(const kernels::MachineLimits& a, const kernels::MachineLimits& b) {
   return {std::max(a.read_gbps, b.read_gbps), std::max(a.f32_gops, b.f32_gops),
-          std::max(a.bf16_gops, b.bf16_gops), std::max(a.int8_gops, b.int8_gops)};
+          std::max(a.bf16_gops, b.bf16_gops)};
 }
 
 int Run(const Options& options, const Settings& settings) {
@@ -195,7 +195,6 @@ int Run(const Options& options, const Settings& settings) {
         {"peak_gops", peak},
         {"f32_gops", limits.f32_gops},
         {"bf16_gops", limits.bf16_gops},
-        {"int8_gops", limits.int8_gops},
         {"tg_share_of_limit", tg_share},
         {"pp_share_of_limit", pp_share},
         {"threads", loaded.pool->num_threads()},

@@ -84,30 +84,9 @@ float MultiplyBF16(const float* values, size_t rounds) {
   return hn::ReduceSum(d, total);
 }
 
-float MultiplyInt8(const float* values, size_t rounds) {
-  const hn::ScalableTag<int32_t> di;
-  const hn::Repartition<int8_t, decltype(di)> d8;
-  const hn::Repartition<uint8_t, decltype(di)> du8;
-  const auto a = hn::BitCast(du8, hn::LoadU(DF(), values));
-  const auto b = hn::BitCast(d8, hn::LoadU(DF(), values + 16));
-  hn::Vec<decltype(di)> sums[kSums];
-  SY_UNROLL
-  for (size_t i = 0; i < kSums; ++i) sums[i] = hn::Set(di, static_cast<int32_t>(i));
-  for (size_t r = 0; r < rounds; ++r) {
-    SY_UNROLL
-    for (size_t i = 0; i < kSums; ++i) sums[i] = hn::SumOfMulQuadAccumulate(di, a, b, sums[i]);
-  }
-  auto total = hn::Zero(di);
-  for (size_t i = 0; i < kSums; ++i) total = hn::Add(total, sums[i]);
-  return static_cast<float>(hn::ReduceSum(di, total));
-}
-
 size_t VectorBytes() { return hn::Lanes(hn::ScalableTag<uint8_t>()); }
 size_t NumSums() { return kSums; }
 bool HasBF16() { return HWY_NATIVE_DOT_BF16 != 0; }
-bool HasInt8() {
-  return HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3_ZEN4 || HWY_TARGET == HWY_AVX3_SPR;
-}
 
 }  // namespace switchyard::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -119,11 +98,9 @@ namespace {
 HWY_EXPORT(SumWords);
 HWY_EXPORT(MultiplyF32);
 HWY_EXPORT(MultiplyBF16);
-HWY_EXPORT(MultiplyInt8);
 HWY_EXPORT(VectorBytes);
 HWY_EXPORT(NumSums);
 HWY_EXPORT(HasBF16);
-HWY_EXPORT(HasInt8);
 
 using Clock = std::chrono::steady_clock;
 
@@ -200,11 +177,6 @@ MachineLimits MeasureLimits(ThreadPool& pool) {
   if (HWY_DYNAMIC_DISPATCH(HasBF16)()) {
     limits.bf16_gops = MeasureOps(pool, 1.0, [](const float* v, size_t n) {
       return HWY_DYNAMIC_DISPATCH(MultiplyBF16)(v, n);
-    });
-  }
-  if (HWY_DYNAMIC_DISPATCH(HasInt8)()) {
-    limits.int8_gops = MeasureOps(pool, 2.0, [](const float* v, size_t n) {
-      return HWY_DYNAMIC_DISPATCH(MultiplyInt8)(v, n);
     });
   }
   return limits;

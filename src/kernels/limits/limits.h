@@ -10,7 +10,6 @@ struct MachineLimits {
       0;  // streaming reads from memory in 2 MiB pages, GB/s (1e9 bytes), all threads of the pool
   double f32_gops = 0;   // f32 multiply-adds, 2 operations each, 1e9 per second
   double bf16_gops = 0;  // bf16 pair products; 0 where the CPU (or --isa) has none in hardware
-  double int8_gops = 0;  // 8-bit products summed in fours; 0 likewise
 };
 
 // Best of several short runs each, about a second in all, with the instruction set in force. Needs
