@@ -30,7 +30,7 @@ namespace switchyard::kernels::HWY_NAMESPACE {
 #if HWY_MAX_BYTES >= 64
 constexpr size_t kTileRows = 6;  // 24 accumulators + 4 weights + 1 activation of 32 registers
 #elif HWY_MAX_BYTES >= 32
-constexpr size_t kTileRows = 3;  // 12 + 4 of 16
+constexpr size_t kTileRows = 2;  // 8 + 4 + 1 of 16; with 3 rows GCC 12 spills
 #else
 constexpr size_t kTileRows = 2;
 #endif
