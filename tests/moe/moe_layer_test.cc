@@ -52,7 +52,7 @@ TEST_F(MoeLayerTest, RoutesDispatchesAndCombines) {
     const Rows out = layer.Forward(context_, ConstRows(hidden.data(), 9, 20),
                                    ConstRows(logits.data(), 9, 6), &record);
     EXPECT_EQ(record.topk.num_tokens, 9u);
-    EXPECT_LE(testing::RelativeL2(out, expected), 3e-6) << runner;
+    EXPECT_LE(testing::RelativeL2(out, expected, expected), 3e-6) << runner;
     EXPECT_EQ(
         layer.Forward(context_, ConstRows(hidden.data(), 0, 20), ConstRows(logits.data(), 0, 6))
             .rows,

@@ -101,19 +101,22 @@ TEST_F(RunnerConformance, EveryPairGivesTheOraclesAnswer) {
             for (Spread spread :
                  {Spread::kRandom, Spread::kAllToOne, Spread::kSomeSkipped, Spread::kAllSkipped}) {
               const Tokens tokens = MakeTokens(count, top_k, layer, spread, random);
-              std::vector<std::vector<double>> expected;
+              std::vector<std::vector<double>> expected, size;
               for (size_t t = 0; t < count; ++t) {
-                expected.push_back(layer.Oracle(tokens.hidden.data() + t * hidden,
-                                                tokens.ids.data() + t * top_k,
-                                                tokens.weights.data() + t * top_k, top_k));
+                for (bool absolute : {false, true}) {
+                  (absolute ? size : expected)
+                      .push_back(layer.Oracle(tokens.hidden.data() + t * hidden,
+                                              tokens.ids.data() + t * top_k,
+                                              tokens.weights.data() + t * top_k, top_k, absolute));
+                }
               }
               for (const PrePermuteEntry& pair : Pairs()) {
                 for (DType act : {DType::kF32, DType::kBF16}) {
                   if (act == DType::kBF16 && dtype != DType::kBF16) continue;
                   const Result result = RunPair(pair, layer, tokens, act, 2, weights);
                   ASSERT_EQ(result.rows.size(), count * hidden);
-                  const double distance =
-                      testing::RelativeL2(ConstRows(result.rows.data(), count, hidden), expected);
+                  const double distance = testing::RelativeL2(
+                      ConstRows(result.rows.data(), count, hidden), expected, size);
                   ASSERT_LE(distance, Bound(act))
                       << pair.runner << " " << DTypeName(dtype) << " " << experts << " experts, "
                       << count << " tokens, top " << top_k;
@@ -182,7 +185,9 @@ TEST_F(RunnerConformance, LargeIntermediateValuesStayFinite) {
         // All columns of W2 are equal, so outputs are differences of large numbers: only f32 can
         // hold their ratio.
         if (act == DType::kF32) {
-          EXPECT_LE(testing::RelativeL2(ConstRows(result.rows.data(), count, 32), expected), 1e-2);
+          EXPECT_LE(
+              testing::RelativeL2(ConstRows(result.rows.data(), count, 32), expected, expected),
+              1e-2);
         }
       }
     }

@@ -47,9 +47,12 @@ class MoeCase {
     return weights;
   }
 
-  // sum over k of weight[k] * W2 (silu(W1 x) * W3 x), all in f64; ids of -1 add nothing.
-  std::vector<double> Oracle(const float* x, const int32_t* ids, const float* weights,
-                             size_t top_k) const {
+  // sum over k of weight[k] * W2 (silu(W1 x) * W3 x), all in f64; ids of -1 add nothing. With
+  // `absolute`, every term of the last product counts by its absolute value: the size that rounding
+  // errors are relative to, however much the terms cancel.
+  std::vector<double> Oracle(const float* x, const int32_t* ids, const float* weights, size_t top_k,
+                             bool absolute = false) const {
+    const auto term = [absolute](double value) { return absolute ? std::abs(value) : value; };
     std::vector<double> out(hidden_, 0.0);
     for (size_t k = 0; k < top_k; ++k) {
       if (ids[k] < 0) continue;
@@ -68,9 +71,10 @@ class MoeCase {
       for (size_t h = 0; h < hidden_; ++h) {
         double sum = 0;
         for (size_t i = 0; i < intermediate_; ++i) {
-          sum += kernels::ElementAt(w2_.data(), dtype_, base + h * intermediate_ + i) * inner[i];
+          sum +=
+              term(kernels::ElementAt(w2_.data(), dtype_, base + h * intermediate_ + i) * inner[i]);
         }
-        out[h] += weights[k] * sum;
+        out[h] += term(weights[k] * sum);
       }
     }
     return out;
@@ -82,15 +86,16 @@ class MoeCase {
   std::vector<std::byte> w1_, w3_, w2_;
 };
 
-// Relative L2 distance of rows to f64 rows.
-inline double RelativeL2(ConstRows rows, const std::vector<std::vector<double>>& expected) {
+// L2 distance of rows to f64 rows, relative to the L2 norm of `size`.
+inline double RelativeL2(ConstRows rows, const std::vector<std::vector<double>>& expected,
+                         const std::vector<std::vector<double>>& size) {
   double error = 0;
   double norm = 0;
   for (size_t t = 0; t < rows.rows; ++t) {
     for (size_t h = 0; h < rows.cols; ++h) {
       const double difference = rows.Row(t)[h] - expected[t][h];
       error += difference * difference;
-      norm += expected[t][h] * expected[t][h];
+      norm += size[t][h] * size[t][h];
     }
   }
   return norm == 0 ? std::sqrt(error) : std::sqrt(error / norm);

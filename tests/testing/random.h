@@ -1,10 +1,12 @@
-// Random numbers of the tests: one seed a run, printed at its start and set by
-// SWITCHYARD_TEST_SEED.
+// Random numbers of the tests: one seed a run, printed at its start. The seed is fixed, so that a
+// run says something about the change and not about the dice; SWITCHYARD_TEST_SEED sets another
+// one, or "random" draws it.
 #pragma once
 
 #include <cstdint>
 #include <cstdlib>
 #include <random>
+#include <string_view>
 #include <vector>
 
 namespace switchyard::testing {
@@ -12,7 +14,9 @@ namespace switchyard::testing {
 inline uint64_t TestSeed() {
   static const uint64_t seed = [] {
     const char* from_env = std::getenv("SWITCHYARD_TEST_SEED");
-    return from_env != nullptr ? std::strtoull(from_env, nullptr, 10) : std::random_device{}();
+    if (from_env == nullptr) return uint64_t{20};
+    if (std::string_view(from_env) == "random") return uint64_t{std::random_device{}()};
+    return uint64_t{std::strtoull(from_env, nullptr, 10)};
   }();
   return seed;
 }
