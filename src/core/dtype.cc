@@ -2,32 +2,41 @@
 
 #include <array>
 
+#include "switchyard/core/macros.h"
+
 namespace switchyard {
 namespace {
 
 struct DTypeRow {
   DType dtype;
   std::string_view name;
-  size_t bytes;
+  size_t bits;
 };
 
 // Ordered as the enum.
 constexpr std::array kDTypes = {
-    DTypeRow{DType::kF64, "F64", 8}, DTypeRow{DType::kF32, "F32", 4},
-    DTypeRow{DType::kF16, "F16", 2}, DTypeRow{DType::kBF16, "BF16", 2},
-    DTypeRow{DType::kI64, "I64", 8}, DTypeRow{DType::kI32, "I32", 4},
-    DTypeRow{DType::kI16, "I16", 2}, DTypeRow{DType::kI8, "I8", 1},
-    DTypeRow{DType::kU8, "U8", 1},   DTypeRow{DType::kBool, "BOOL", 1},
+    DTypeRow{DType::kF64, "F64", 64},       DTypeRow{DType::kF32, "F32", 32},
+    DTypeRow{DType::kF16, "F16", 16},       DTypeRow{DType::kBF16, "BF16", 16},
+    DTypeRow{DType::kI64, "I64", 64},       DTypeRow{DType::kI32, "I32", 32},
+    DTypeRow{DType::kI16, "I16", 16},       DTypeRow{DType::kI8, "I8", 8},
+    DTypeRow{DType::kU8, "U8", 8},          DTypeRow{DType::kBool, "BOOL", 8},
+    DTypeRow{DType::kF8E4M3, "F8_E4M3", 8}, DTypeRow{DType::kF8E5M2, "F8_E5M2", 8},
+    DTypeRow{DType::kF8E8M0, "F8_E8M0", 8}, DTypeRow{DType::kI4, "I4", 4},
+    DTypeRow{DType::kU4, "U4", 4},          DTypeRow{DType::kF4E2M1, "F4_E2M1", 4},
 };
 
 }  // namespace
 
-size_t DTypeBytes(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].bytes; }
+size_t DTypeBits(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].bits; }
+size_t DTypeBytes(DType dtype) {
+  SY_CHECK(DTypeBits(dtype) >= 8);
+  return DTypeBits(dtype) / 8;
+}
 std::string_view DTypeName(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
 
 bool ParseDType(std::string_view name, DType& dtype) {
   for (const DTypeRow& row : kDTypes) {
-    if (row.name == name) {
+    if (row.name == name && row.bits >= 8) {
       dtype = row.dtype;
       return true;
     }

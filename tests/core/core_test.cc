@@ -47,8 +47,9 @@ TEST(Check, SaysWhereAndBothValues) {
 }
 
 TEST(DType, NamesAndSizesRoundTrip) {
-  for (DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kI64, DType::kI32,
-                      DType::kI16, DType::kI8, DType::kU8, DType::kBool}) {
+  for (DType dtype :
+       {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kI64, DType::kI32, DType::kI16,
+        DType::kI8, DType::kU8, DType::kBool, DType::kF8E4M3, DType::kF8E5M2, DType::kF8E8M0}) {
     DType parsed = DType::kF64;
     EXPECT_TRUE(ParseDType(DTypeName(dtype), parsed));
     EXPECT_EQ(parsed, dtype);

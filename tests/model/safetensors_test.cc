@@ -80,8 +80,9 @@ TEST(Safetensors, ReadsTensors) {
 }
 
 TEST(Safetensors, ReadsEveryDTypeOfCore) {
-  for (DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kI64, DType::kI32,
-                      DType::kI16, DType::kI8, DType::kU8, DType::kBool}) {
+  for (DType dtype :
+       {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kI64, DType::kI32, DType::kI16,
+        DType::kI8, DType::kU8, DType::kBool, DType::kF8E4M3, DType::kF8E5M2, DType::kF8E8M0}) {
     const std::string bytes =
         SafetensorsBuilder()
             .Add("t", DTypeName(dtype), "[2]", std::string(2 * DTypeBytes(dtype), 'x'))

@@ -9,15 +9,43 @@
 namespace switchyard {
 
 // Types that tensors are stored in. kF16 is IEEE binary16, kBF16 the upper half of an f32.
-enum class DType : uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool };
+//   kF8E4M3: OCP e4m3fn (no infinity, 448 is the largest, 0x7f and 0xff are NaN); kF8E5M2: OCP
+//   e5m2; kF8E8M0: a power of two, 2^(byte - 127), 255 = NaN; kF4E2M1: 0 .5 1 1.5 2 3 4 6 and their
+//   negatives. The 4-bit types (kI4 two's complement, kU4, kF4E2M1) lie two in a byte, the element
+//   with the even index in the low nibble.
+enum class DType : uint8_t {
+  kF64,
+  kF32,
+  kF16,
+  kBF16,
+  kI64,
+  kI32,
+  kI16,
+  kI8,
+  kU8,
+  kBool,
+  kF8E4M3,
+  kF8E5M2,
+  kF8E8M0,
+  kI4,
+  kU4,
+  kF4E2M1
+};
 
-// Bytes of one element.
+// Bits of one element: 4 to 64.
+size_t DTypeBits(DType dtype);
+
+// Bytes of one element. Not for the 4-bit types: ask BytesOf.
 size_t DTypeBytes(DType dtype);
 
-// The safetensors spelling: "F32", "BF16", …
+// Bytes of `count` elements in a row, rounded up.
+inline size_t BytesOf(DType dtype, size_t count) { return (count * DTypeBits(dtype) + 7) / 8; }
+
+// The safetensors spelling: "F32", "BF16", "F8_E4M3", …; "I4", "U4" and "F4_E2M1" are ours.
 std::string_view DTypeName(DType dtype);
 
-// Reverse of DTypeName. False if the name is not one of ours; `dtype` is then unchanged.
+// Reverse of DTypeName, for types of at least a byte. False if the name is not one of them; `dtype`
+// is then unchanged.
 bool ParseDType(std::string_view name, DType& dtype);
 
 // Storage of a bfloat16: the upper half of an IEEE f32.

@@ -1,0 +1,131 @@
+// How quantised numbers lie in memory: matrices of weights with their scales, and rows of
+// activations with theirs. Contract 5.15, 3.1, 4.1.2.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "switchyard/core/dtype.h"
+#include "switchyard/core/macros.h"
+#include "switchyard/core/rows.h"
+
+namespace switchyard {
+
+// The canonical form of every weight (contract 5.15): w[n, k] = (q[n, k] - zero) * scale.
+//
+// q is row-major with K innermost. Scales lie on a grid [ceil(N / scale_rows), ceil(K /
+//   scale_cols)], row-major: per tensor scale_rows = N, scale_cols = K; per channel 1, K; groups
+//   along K 1, g; blocks 128, 128. Zero points are u8 on the same grid.
+struct MatrixFormat {
+  DType dtype = DType::kF32;        // of q: kF32 kF16 kBF16 kI8 kU8 kI4 kU4 kF8E4M3 kF4E2M1
+  DType scale_dtype = DType::kF32;  // kF32 kF16 kBF16 kF8E8M0
+  size_t scale_rows = 0;            // 0 = there are no scales
+  size_t scale_cols = 0;
+  bool has_zero = false;
+
+  bool is_quantized() const { return scale_rows != 0; }
+  friend bool operator==(const MatrixFormat&, const MatrixFormat&) = default;
+};
+
+// One matrix per local expert, all of one shape and format, wherever each lies: a stacked bank and
+// one tensor per expert are read alike, without a copy. Gate and up rows that alternate in one bank
+// are two of these with twice the stride.
+//
+// Shapes: data: L pointers to [rows, cols]; row n at BytesOf(dtype, n * stride) bytes, stride even
+//   for 4-bit types. scale, zero: L pointers each, or empty; grid row i at i * scale_stride
+//   elements. bias: L pointers to f32 [rows], every bias_stride-th value, or empty. Non-owning.
+struct ExpertMatrices {
+  MatrixFormat format;
+  size_t rows = 0;
+  size_t cols = 0;
+  size_t stride = 0;
+  size_t scale_stride = 0;
+  size_t bias_stride = 1;
+  std::span<const std::byte* const> data;
+  std::span<const std::byte* const> scale;
+  std::span<const std::byte* const> zero;
+  std::span<const float* const> bias;
+
+  size_t num_experts() const { return data.size(); }
+};
+
+// How activations become codes before a product. Contract 3.1, 4.1.2; an amax is over one row
+// unless said otherwise, codes are rounded half to even.
+enum class ActQuantKind : uint8_t {
+  kNone,
+  kInt8Token,        // scale amax / 127
+  kInt4Token,        // scale amax / 7, codes clipped to [-8, 7]
+  kInt8Static,       // code = clamp(round(x / scale + offset)), the given scale and offset
+  kFp8Token,         // e4m3, scale amax / 448
+  kFp8Group,         // e4m3, scale amax / 448 of each 128 columns
+  kFp8Tensor,        // e4m3, one scale over all rows
+  kFp8TensorStatic,  // e4m3, the given scale
+  kMxFp8,            // e4m3, e8m0 scale of each 32 columns
+  kMxFp4             // e2m1, e8m0 scale of each 32 columns
+};
+std::string_view ActQuantKindName(ActQuantKind kind);
+
+// How the exponent of an MX block is chosen. The two differ by up to one binade, so it is recorded
+// per tensor (contract 4.1.2).
+enum class MxScaleRule : uint8_t {
+  kOcpFloor,  // floor(log2(amax)) - emax, codes saturate
+  kCeil       // ceil(log2(amax / largest code)), nothing saturates
+};
+
+struct ActQuant {
+  ActQuantKind kind = ActQuantKind::kNone;
+  MxScaleRule mx_rule = MxScaleRule::kOcpFloor;
+  float scale = 1.0f;   // of the static kinds
+  float offset = 0.0f;  // kInt8Static
+};
+
+// Rows of activations, plain or as codes with scales: what travels between ranks, and what a
+// grouped product takes. Non-owning, usually in the arena of the step.
+//
+// Shapes: data [rows, cols] of dtype, row i at i * stride bytes; scale: row i at i * scale_stride
+//   elements of scale_dtype, ceil(cols / scale_cols) of them (one for the per-token kinds; a single
+//   one with scale_stride 0 for the per-tensor kinds).
+struct QuantRows {
+  ActQuantKind kind = ActQuantKind::kNone;
+  DType dtype = DType::kF32;  // with kNone: kF32, kBF16 or kF16
+  size_t rows = 0;
+  size_t cols = 0;
+  size_t stride = 0;
+  const std::byte* data = nullptr;
+  DType scale_dtype = DType::kF32;
+  size_t scale_cols = 0;
+  size_t scale_stride = 0;
+  const std::byte* scale = nullptr;
+
+  // Shapes: x [rows, cols] f32; the result refers to it.
+  static QuantRows Plain(ConstRows x) {
+    QuantRows plain;
+    plain.rows = x.rows;
+    plain.cols = x.cols;
+    plain.stride = x.stride * sizeof(float);
+    plain.data = reinterpret_cast<const std::byte*>(x.data);
+    return plain;
+  }
+  bool is_plain_f32() const { return kind == ActQuantKind::kNone && dtype == DType::kF32; }
+  // The rows of is_plain_f32().
+  ConstRows F32() const {
+    SY_DCHECK(is_plain_f32());
+    return ConstRows(reinterpret_cast<const float*>(data), rows, cols, stride / sizeof(float));
+  }
+  const std::byte* Row(size_t i) const {
+    SY_DCHECK(i < rows);
+    return data + i * stride;
+  }
+  QuantRows Slice(size_t first, size_t count) const {
+    SY_DCHECK(first + count <= rows);
+    QuantRows slice = *this;
+    slice.rows = count;
+    slice.data = data + first * stride;
+    if (scale != nullptr) slice.scale = scale + first * scale_stride * DTypeBytes(scale_dtype);
+    return slice;
+  }
+};
+
+}  // namespace switchyard

@@ -1,0 +1,50 @@
+// Replays one recorded MoE-layer case and compares the result with the expected tensors in its
+// file. The format is that of the recorded cases: a safetensors file whose metadata holds "format"
+// (moe-golden-1), "kind" and "case" (JSON: name, kind, config, checks, source, notes); tensors are
+// named in.*, w.*, out.* (expected) and info.*.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "switchyard/core/exec_context.h"
+#include "switchyard/moe/registry/registry.h"
+
+namespace switchyard::replay {
+
+// How a case is computed.
+struct ReplayOptions {
+  std::string runner = "auto";    // of the kinds layer and qlayer
+  std::string act_dtype = "f32";  // f32, bf16
+  bool activation_quant = true;   // false: weight-only arithmetic, compared with out.y_plain
+};
+
+// One comparison of a case.
+struct CheckResult {
+  std::string tensor;
+  bool passed = false;
+  double error = 0;      // the largest, in the measure of the check
+  double tolerance = 0;  // of the same measure
+  std::string detail;    // what differs, empty if passed
+};
+
+struct ReplayResult {
+  std::string name;  // "softmax-raw"
+  std::string kind;  // "routing"
+  // Empty, or why this case cannot be computed with these options ("runner ascend does not take
+  // scheme fp8_block"); then there are no checks.
+  std::string skipped;
+  std::vector<CheckResult> checks;
+
+  bool passed() const;
+};
+
+// Errors: kNotFound (no file), kCorruptData (not a case, a missing tensor or field, a shape that
+//   contradicts the config), kUnsupported (a kind or policy that this build lacks); each names the
+//   file and the tensor or field.
+ReplayResult ReplayCase(const std::filesystem::path& path, const moe::Registry& registry,
+                        ExecContext& context, const ReplayOptions& options);
+
+}  // namespace switchyard::replay

@@ -1,0 +1,86 @@
+// A recorded case in memory, and what a kind computes from it.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "switchyard/core/exec_context.h"
+#include "switchyard/core/shape.h"
+#include "switchyard/moe/registry/registry.h"
+#include "switchyard/replay/replay.h"
+
+namespace switchyard::replay {
+
+// A computed tensor: f64 or integer values in row-major order.
+struct Computed {
+  Shape shape;
+  std::vector<double> values;
+};
+// Computed tensors by name ("out.y").
+using Outputs = std::map<std::string, Computed>;
+
+// The file of a case, read whole. Every getter throws kCorruptData naming file and tensor or field.
+class CaseFile {
+ public:
+  static CaseFile Read(const std::filesystem::path& path);
+
+  const std::string& name() const { return name_; }
+  const std::string& kind() const { return kind_; }
+  const nlohmann::json& config() const { return config_; }
+  const nlohmann::json& checks() const { return checks_; }
+
+  // Config fields; JSON null counts as absent.
+  bool HasConfig(std::string_view key) const;
+  size_t Size(std::string_view key) const;
+  double Number(std::string_view key) const;
+  double NumberOr(std::string_view key, double fallback) const;
+  size_t SizeOr(std::string_view key, size_t fallback) const;
+  bool Flag(std::string_view key) const;
+  std::string Text(std::string_view key) const;
+
+  // Tensors. F32 widens F16, BF16 and F8_E4M3; Ints takes every integer type.
+  bool Has(std::string_view tensor) const;
+  TensorView View(std::string_view tensor) const;
+  // The same, and the shape must be this one.
+  TensorView View(std::string_view tensor, const Shape& shape) const;
+  std::vector<float> F32(std::string_view tensor) const;
+  std::vector<int64_t> Ints(std::string_view tensor) const;
+  std::vector<int32_t> I32(std::string_view tensor) const;
+
+  // Throws kCorruptData with the file's name before the message.
+  [[noreturn]] void Corrupt(const std::string& message) const;
+
+ private:
+  struct Storage;
+  std::shared_ptr<const Storage> storage_;
+  std::string name_, kind_;
+  nlohmann::json config_, checks_;
+};
+
+// What a kind is given and returns. `skipped` is set instead of computing.
+struct KindInput {
+  const CaseFile& file;
+  const moe::Registry& registry;
+  ExecContext& context;
+  const ReplayOptions& options;
+};
+struct KindOutput {
+  Outputs outputs;
+  std::string skipped;
+};
+
+// One per kind, in src/replay/<kind>.cc.
+KindOutput ReplayRouting(const KindInput& input);
+KindOutput ReplayActivation(const KindInput& input);
+KindOutput ReplayLayer(const KindInput& input);
+KindOutput ReplayQuant(const KindInput& input);
+KindOutput ReplayQLayer(const KindInput& input);
+KindOutput ReplayEplb(const KindInput& input);
+KindOutput ReplayDispatch(const KindInput& input);
+
+}  // namespace switchyard::replay
