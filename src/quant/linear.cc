@@ -31,6 +31,17 @@ ActRows PrepareActivations(ExecContext& context, ConstRows x, DType dtype) {
   return {dtype, rows, x.cols};
 }
 
+ActRows GatherRows(Arena& arena, const ActRows& x, std::span<const uint32_t> indices) {
+  const std::span<const void*> rows = arena.AllocateSpan<const void*>(indices.size());
+  for (size_t i = 0; i < indices.size(); ++i) rows[i] = x.rows[indices[i]];
+  ActRows result{x.dtype, rows, x.cols};
+  if (x.row_scale.empty()) return result;
+  const std::span<float> scales = arena.AllocateSpan<float>(indices.size());
+  for (size_t i = 0; i < indices.size(); ++i) scales[i] = x.row_scale[indices[i]];
+  result.row_scale = scales;
+  return result;
+}
+
 DType ResolveActDType(std::string_view setting, DType weights) {
   if (setting == "bf16" && kernels::FindMatmul(DType::kBF16, weights) == nullptr) {
     throw Error(ErrorCode::kUnsupported, fmt::format("--act-dtype bf16: no kernel multiplies bf16 "

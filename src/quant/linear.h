@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string_view>
 
@@ -13,16 +14,22 @@
 namespace switchyard::quant {
 
 // Activation rows in the type that a kernel multiplies with: pointers to the f32 rows themselves,
-// or to rounded copies.
+// to rounded copies, or to codes. Row i stands for row_scale[i] times its elements.
 struct ActRows {
-  DType dtype = DType::kF32;
+  DType dtype = DType::kF32;  // kF32, kBF16 or kI8
   std::span<const void* const> rows;
   size_t cols = 0;
+  std::span<const float> row_scale = {};  // one per row, or empty = 1
 
   ActRows Slice(size_t first, size_t count) const {
-    return {dtype, rows.subspan(first, count), cols};
+    return {dtype, rows.subspan(first, count), cols,
+            row_scale.empty() ? row_scale : row_scale.subspan(first, count)};
   }
 };
+
+// The rows with these indices, in this order; indices may repeat. Copies pointers and scales into
+// the arena, no elements.
+ActRows GatherRows(Arena& arena, const ActRows& x, std::span<const uint32_t> indices);
 
 // Shapes: x [T, K]. With dtype kF32 the result points into x; with kBF16 rows are rounded (nearest
 //   even) into the arena, once per token, however many matrices use them.
