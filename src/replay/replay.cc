@@ -33,6 +33,19 @@ const Kind& FindKind(const CaseFile& file, const std::filesystem::path& path) {
                           QuoteForMessage(file.kind()), fmt::join(KnownKinds(), ", ")));
 }
 
+// Runs the kind; errors that come from below it name the file too.
+KindOutput RunKind(const CaseFile& file, const std::filesystem::path& path,
+                   const KindInput& input) {
+  const Kind& kind = FindKind(file, path);
+  try {
+    return kind.replay(input);
+  } catch (const Error& e) {
+    const std::string prefix = path.string() + ": ";
+    if (e.message().starts_with(prefix)) throw;
+    throw Error(e.code(), prefix + e.message());
+  }
+}
+
 }  // namespace
 
 bool ReplayResult::passed() const {
@@ -54,9 +67,8 @@ ReplayResult ReplayCase(const std::filesystem::path& path, const moe::Registry& 
                             QuoteForMessage(options.act_dtype)));
   }
   const CaseFile file = CaseFile::Read(path);
-  const Kind& kind = FindKind(file, path);
   const ArenaScope scope(context.arena);
-  KindOutput output = kind.replay({file, registry, context, options});
+  KindOutput output = RunKind(file, path, {file, registry, context, options});
   ReplayResult result{file.name(), file.kind(), std::move(output.skipped), {}};
   if (result.skipped.empty()) {
     result.checks = RunChecks(file, output.outputs, options.act_dtype == "bf16");
