@@ -2,15 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-#include <cstring>
 #include <fstream>
-#include <limits>
 #include <optional>
 #include <system_error>
 
 #include "model/config_reader.h"
 #include "switchyard/core/error.h"
+#include "switchyard/core/small_floats.h"
 #include "switchyard/model/safetensors.h"
 
 namespace switchyard::replay {
@@ -37,16 +35,6 @@ std::vector<std::byte> ReadFile(const std::filesystem::path& path) {
     throw Error(ErrorCode::kUnavailable, fmt::format("{}: cannot be read", path.string()));
   }
   return bytes;
-}
-
-float FromF8E4M3(uint8_t code) {
-  const int exponent = code >> 3 & 15;
-  const int mantissa = code & 7;
-  if (exponent == 15 && mantissa == 7) return std::numeric_limits<float>::quiet_NaN();
-  const float magnitude = exponent == 0
-                              ? std::ldexp(static_cast<float>(mantissa), -9)
-                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-  return (code & 0x80) != 0 ? -magnitude : magnitude;
 }
 
 // The elements of `view`, stored as Stored, each through `convert`.
@@ -81,7 +69,7 @@ std::optional<std::vector<float>> TryF32(const TensorView& view) {
     case DType::kF32: return ConvertAll<float, float>(view, [](float v) { return v; });
     case DType::kF16: return ConvertAll<F16, float>(view, [](F16 v) { return ToFloat(v); });
     case DType::kBF16: return ConvertAll<BF16, float>(view, [](BF16 v) { return ToFloat(v); });
-    case DType::kF8E4M3: return ConvertAll<uint8_t, float>(view, FromF8E4M3);
+    case DType::kF8E4M3: return ConvertAll<uint8_t, float>(view, DecodeE4M3);
     default: return std::nullopt;
   }
 }

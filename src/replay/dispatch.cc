@@ -10,6 +10,7 @@
 #include "moe/dispatchers/layout.h"
 #include "replay/case.h"
 #include "switchyard/core/error.h"
+#include "switchyard/core/small_floats.h"
 
 namespace switchyard::replay {
 namespace {
@@ -147,9 +148,35 @@ class DispatchCase {
   KindOutput output_;
 };
 
+// Replaces x by what arrives after the wire format: e4m3 with one scale for each 128 columns.
 void DispatchCase::SendAsFp8() {
-  throw Error(ErrorCode::kUnsupported, fmt::format("case {}: unknown payload {}", file_.name(),
-                                                   QuoteForMessage(file_.Text("payload"))));
+  constexpr size_t kGroup = 128;
+  if (file_.Text("payload") != "fp8_group128") {
+    throw Error(ErrorCode::kUnsupported, fmt::format("case {}: unknown payload {}", file_.name(),
+                                                     QuoteForMessage(file_.Text("payload"))));
+  }
+  if (hidden_size_ % kGroup != 0) {
+    file_.Corrupt(
+        fmt::format("hidden_size is {}, expected a multiple of {} for payload fp8_group128",
+                    hidden_size_, kGroup));
+  }
+  // The low-latency kernel has a floor of its own (contract 3.1).
+  const float floor = file_.Text("protocol") == "deepep_ll" ? 1e-4f : 1e-10f;
+  std::vector<double> codes, scales;
+  for (size_t begin = 0; begin < x_.size(); begin += kGroup) {
+    const std::span<double> group = std::span(x_).subspan(begin, kGroup);
+    float amax = floor;
+    for (double value : group) amax = std::max(amax, static_cast<float>(std::abs(value)));
+    const float scale = amax / kE4M3Max;
+    for (double& value : group) {
+      const uint8_t code = EncodeE4M3(static_cast<float>(value) / scale);
+      codes.push_back(code);
+      value = double{DecodeE4M3(code)} * double{scale};
+    }
+    scales.push_back(scale);
+  }
+  Put("out.payload_q", {num_tokens(), hidden_size_}, std::move(codes));
+  Put("out.payload_scale", {num_tokens(), hidden_size_ / kGroup}, std::move(scales));
 }
 
 void DispatchCase::PutSendLayouts() {
