@@ -1,0 +1,49 @@
+#include "kernels/decode/decode.h"
+#include "kernels/reference.h"
+#include "switchyard/core/macros.h"
+#include "switchyard/core/small_floats.h"
+
+namespace switchyard::kernels {
+namespace {
+
+uint8_t NibbleAt(const void* q, size_t i) {
+  const uint8_t byte = static_cast<const uint8_t*>(q)[i / 2];
+  return i % 2 == 0 ? byte & 15 : byte >> 4;
+}
+
+}  // namespace
+
+float ScaleAt(DType scale_dtype, const void* scale, size_t i) {
+  switch (scale_dtype) {
+    case DType::kF32: return static_cast<const float*>(scale)[i];
+    case DType::kF16: return ToFloat(static_cast<const F16*>(scale)[i]);
+    case DType::kBF16: return ToFloat(static_cast<const BF16*>(scale)[i]);
+    case DType::kF8E8M0: return DecodeE8M0(static_cast<const uint8_t*>(scale)[i]);
+    case DType::kF8E4M3: return DecodeE4M3(static_cast<const uint8_t*>(scale)[i]);
+    default: SY_CHECK(false && "a dtype of scales"); return 0;
+  }
+}
+
+double CodeAt(DType dtype, const void* q, size_t i) {
+  switch (dtype) {
+    case DType::kI8: return static_cast<const int8_t*>(q)[i];
+    case DType::kU8: return static_cast<const uint8_t*>(q)[i];
+    case DType::kI4: return (NibbleAt(q, i) ^ 8) - 8;
+    case DType::kU4: return NibbleAt(q, i);
+    case DType::kF8E4M3: return DecodeE4M3(static_cast<const uint8_t*>(q)[i]);
+    case DType::kF4E2M1: return DecodeE2M1(NibbleAt(q, i));
+    default: return ElementAt(q, dtype, i);
+  }
+}
+
+void DecodeRowReference(const CodeRow& row, float* out) {
+  for (size_t i = 0; i < row.n; ++i) {
+    const size_t at = i / row.group;
+    float value = static_cast<float>(CodeAt(row.dtype, row.q, i));
+    if (row.zero != nullptr) value -= static_cast<float>(row.zero[at]);
+    if (row.scale != nullptr) value *= ScaleAt(row.scale_dtype, row.scale, at);
+    out[i] = value;
+  }
+}
+
+}  // namespace switchyard::kernels
