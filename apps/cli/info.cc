@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "common.h"
-#include "kernels/activations/activations.h"
 #include "kernels/matmul/matmul.h"
 #include "model/architectures/architecture.h"
 #include "switchyard/core/cpu.h"
@@ -60,9 +59,6 @@ ordered_json Build() {
     schemes.push_back(
         {{"name", entry.name}, {"summary", entry.summary}, {"runners", entry.runners()}});
   }
-  ordered_json activations = ordered_json::array();
-  for (const kernels::Activation& activation : kernels::AllActivations())
-    activations.push_back(activation.name);
   ordered_json kernels = ordered_json::array();
   for (const kernels::MatmulKernel& kernel : kernels::AllMatmulKernels())
     kernels.push_back(kernel.name);
@@ -81,7 +77,7 @@ ordered_json Build() {
           {"runners", Named(registry.runners())},
           {"permutes", permutes},
           {"schemes", schemes},
-          {"activations", activations},
+          {"activations", Named(registry.activations())},
           {"matmul_kernels", kernels},
           {"architectures", architectures},
           {"absent",

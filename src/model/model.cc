@@ -296,10 +296,9 @@ Rows Model::Impl::RunDense(ExecContext& context, const DenseMlpWeights& dense, C
   const DType act = ActFor(dense.gate) == ActFor(dense.up) ? ActFor(dense.gate) : DType::kF32;
   quant::RunLinears(context, quant::PrepareActivations(context, x, act), jobs);
   const Rows hidden = context.arena.AllocateRows(x.rows, dense.gate.rows);
-  const kernels::Activation& activation = kernels::FindActivation(config.activation);
-  ForEachToken(context, x.rows, [&](size_t t) {
-    activation.to_f32(gate.Row(t), up.Row(t), hidden.cols, hidden.Row(t));
-  });
+  const Activation activation{kernels::FindActivation(config.activation), {}};
+  ForEachToken(context, x.rows,
+               [&](size_t t) { activation(gate.Row(t), up.Row(t), hidden.cols, hidden.Row(t)); });
   const Rows out = context.arena.AllocateRows(x.rows, dense.down.rows);
   quant::Linear(context, hidden, ActFor(dense.down), {dense.down, nullptr, out});
   return out;

@@ -1,4 +1,4 @@
-// Norms, rotations, activations, conversions and row operations against their scalar forms, on
+// Norms, rotations, conversions and row operations against their scalar forms, on
 // every instruction set.
 #include <gtest/gtest.h>
 
@@ -6,12 +6,10 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/activations/activations.h"
 #include "kernels/convert/convert.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/rope/rope.h"
-#include "switchyard/core/error.h"
 #include "testing/guarded.h"
 #include "testing/random.h"
 #include "testing/targets.h"
@@ -64,50 +62,6 @@ TEST(Rope, RotatesPairs) {
       }
     }
   });
-}
-
-TEST(Activations, EveryOneMatchesItsScalarForm) {
-  testing::ForEachTarget([] {
-    auto random = testing::MakeRandom(23);
-    for (const Activation& activation : AllActivations()) {
-      SCOPED_TRACE(activation.name);
-      for (size_t n : kSizes) {
-        GuardedBuffer<float> gate(testing::RandomFloats(random, n, 4.0f));
-        GuardedBuffer<float> up(testing::RandomFloats(random, n));
-        GuardedBuffer<float> out(n);
-        GuardedBuffer<BF16> narrow(n);
-        activation.to_f32(gate.data(), up.data(), n, out.data());
-        activation.to_bf16(gate.data(), up.data(), n, narrow.data());
-        for (size_t i = 0; i < n; ++i) {
-          const double expected = activation.scalar(gate[i], up[i]);
-          ASSERT_NEAR(out[i], expected, 2e-6 * (std::abs(expected) + 1e-3))
-              << gate[i] << " " << up[i];
-          ASSERT_EQ(narrow[i].bits, ToBF16(out[i]).bits) << out[i];
-        }
-      }
-      // Far ends: what the scalar form gives, and no NaN where that has none.
-      for (const float end : {87.0f, 88.0f, 100.0f, 178.0f, 179.4f, 200.0f, 1e3f, 1e4f, 1e30f,
-                              std::numeric_limits<float>::max()}) {
-        for (const float gate : {end, -end}) {
-          const float up = 1.0f;
-          float out = 0;
-          activation.to_f32(&gate, &up, 1, &out);
-          const double expected = activation.scalar(gate, 1.0);
-          EXPECT_NEAR(out, expected, 1e-6 * std::abs(expected) + 1e-30) << gate;
-        }
-      }
-    }
-  });
-}
-
-TEST(Activations, AnUnknownNameIsRefusedWithTheKnownOnes) {
-  try {
-    FindActivation("sillu");
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), ErrorCode::kNotFound);
-    EXPECT_NE(e.message().find("did you mean \"silu\""), std::string::npos) << e.message();
-  }
 }
 
 TEST(Convert, EveryBitPatternOf16BitFloatsWidensExactly) {

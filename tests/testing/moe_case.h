@@ -5,7 +5,6 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/activations/activations.h"
 #include "kernels/convert/convert.h"
 #include "kernels/reference.h"
 #include "switchyard/core/dtype.h"

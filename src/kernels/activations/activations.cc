@@ -11,26 +11,54 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::kernels::HWY_NAMESPACE {
 
-template <class Op, class T>
-HWY_INLINE void Activate(const float* HWY_RESTRICT gate, const float* HWY_RESTRICT up, size_t n,
-                         T* HWY_RESTRICT out) {
+// The kinds of the table: what the operator is called with.
+struct gated {
+  template <class Op>
+  static HWY_INLINE VF Whole(Op op, DF df, const float* gate, const float* up,
+                             const ActivationParams& params) {
+    return op(df, hn::LoadU(df, gate), hn::LoadU(df, up), params);
+  }
+  template <class Op>
+  static HWY_INLINE VF Part(Op op, DF df, const float* gate, const float* up, size_t n,
+                            const ActivationParams& params) {
+    return op(df, hn::LoadN(df, gate, n), hn::LoadN(df, up, n), params);
+  }
+  static const float* At(const float* up, size_t i) { return up + i; }
+};
+struct plain {
+  template <class Op>
+  static HWY_INLINE VF Whole(Op op, DF df, const float* gate, const float*,
+                             const ActivationParams& params) {
+    return op(df, hn::LoadU(df, gate), params);
+  }
+  template <class Op>
+  static HWY_INLINE VF Part(Op op, DF df, const float* gate, const float*, size_t n,
+                            const ActivationParams& params) {
+    return op(df, hn::LoadN(df, gate, n), params);
+  }
+  static const float* At(const float*, size_t) { return nullptr; }
+};
+
+// `params` is a copy, so that no store to `out` can change it: constants leave the loop. The tail
+// takes the same operations as the body. Each vector is loaded before it is stored, so `out` may be
+// `gate` or `up`.
+template <class Op, class Kind>
+HWY_INLINE void Activate(const float* gate, const float* up, size_t n,
+                         const ActivationParams params, float* out) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   const Op op;
   size_t i = 0;
   for (; i + lanes <= n; i += lanes)
-    StoreF32(op(df, hn::LoadU(df, gate + i), hn::LoadU(df, up + i)), df, out + i);
+    hn::StoreU(Kind::Whole(op, df, gate + i, Kind::At(up, i), params), df, out + i);
   if (i < n)
-    StoreF32N(op(df, hn::LoadN(df, gate + i, n - i), hn::LoadN(df, up + i, n - i)), df, out + i,
-              n - i);
+    hn::StoreN(Kind::Part(op, df, gate + i, Kind::At(up, i), n - i, params), df, out + i, n - i);
 }
 
-#define SY_ACTIVATION(name)                                                   \
-  void name##_f32(const float* gate, const float* up, size_t n, float* out) { \
-    Activate<name>(gate, up, n, out);                                         \
-  }                                                                           \
-  void name##_bf16(const float* gate, const float* up, size_t n, BF16* out) { \
-    Activate<name>(gate, up, n, reinterpret_cast<hwy::bfloat16_t*>(out));     \
+#define SY_ACTIVATION(name, kind, summary)                                                      \
+  void Row_##name(const float* gate, const float* up, size_t n, const ActivationParams& params, \
+                  float* out) {                                                                 \
+    Activate<name, kind>(gate, up, n, params, out);                                             \
   }
 #include "kernels/activations/activations.def"
 #undef SY_ACTIVATION
@@ -42,28 +70,28 @@ HWY_AFTER_NAMESPACE();
 namespace switchyard::kernels {
 namespace {
 
-#define SY_ACTIVATION(name)                                                                       \
-  HWY_EXPORT(name##_f32);                                                                         \
-  HWY_EXPORT(name##_bf16);                                                                        \
-  void Dispatch_##name##_f32(const float* gate, const float* up, size_t n, float* out) noexcept { \
-    HWY_DYNAMIC_DISPATCH(name##_f32)(gate, up, n, out);                                           \
-  }                                                                                               \
-  void Dispatch_##name##_bf16(const float* gate, const float* up, size_t n, BF16* out) noexcept { \
-    HWY_DYNAMIC_DISPATCH(name##_bf16)(gate, up, n, out);                                          \
+#define SY_ACTIVATION(name, kind, summary)                                    \
+  HWY_EXPORT(Row_##name);                                                     \
+  void Dispatch_##name(const float* gate, const float* up, size_t n,          \
+                       const ActivationParams& params, float* out) noexcept { \
+    HWY_DYNAMIC_DISPATCH(Row_##name)(gate, up, n, params, out);               \
   }
 #include "kernels/activations/activations.def"
 #undef SY_ACTIVATION
 
-constexpr Activation kActivations[] = {
-#define SY_ACTIVATION(name) \
-  {#name, &Dispatch_##name##_f32, &Dispatch_##name##_bf16, &name##_scalar},
+// The kinds of the table as ActivationEntry::is_gated.
+constexpr bool gated = true;
+constexpr bool plain = false;
+
+constexpr ActivationEntry kActivations[] = {
+#define SY_ACTIVATION(name, kind, summary) {#name, summary, kind, &Dispatch_##name, &name##_scalar},
 #include "kernels/activations/activations.def"
 #undef SY_ACTIVATION
 };
 
 }  // namespace
 
-std::span<const Activation> AllActivations() { return kActivations; }
+std::span<const ActivationEntry> AllActivations() { return kActivations; }
 
 }  // namespace switchyard::kernels
 #endif  // HWY_ONCE

@@ -9,9 +9,9 @@
 
 namespace switchyard::kernels {
 
-const Activation& FindActivation(std::string_view name) {
+const ActivationEntry& FindActivation(std::string_view name) {
   std::vector<std::string_view> known;
-  for (const Activation& activation : AllActivations()) {
+  for (const ActivationEntry& activation : AllActivations()) {
     if (activation.name == name) return activation;
     known.push_back(activation.name);
   }

@@ -4,9 +4,11 @@
 // The scalar form, once.
 #ifndef SWITCHYARD_KERNELS_SILU_SCALAR_
 #define SWITCHYARD_KERNELS_SILU_SCALAR_
-#include <cmath>
+#include "kernels/activations/math-inl.h"
 namespace switchyard::kernels {
-inline double silu_scalar(double gate, double up) { return gate / (1.0 + std::exp(-gate)) * up; }
+inline double silu_scalar(double gate, double up, const ActivationParams&) {
+  return scalar::Silu(gate) * up;
+}
 }  // namespace switchyard::kernels
 #endif
 
@@ -19,21 +21,16 @@ inline double silu_scalar(double gate, double up) { return gate / (1.0 + std::ex
 #endif
 
 #include <hwy/highway.h>
-#include <hwy/contrib/math/math-inl.h>
+
+#include "kernels/activations/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::kernels::HWY_NAMESPACE {
 
 struct silu {
-  template <class D, class V = hwy::HWY_NAMESPACE::Vec<D>>
-  HWY_INLINE V operator()(D d, V gate, V up) const {
-    namespace hn = hwy::HWY_NAMESPACE;
-    // sigmoid(x) = 1 / (1 + e) for x >= 0 and e / (1 + e) for x < 0, with e = exp(-|x|) <= 1: the
-    // exponential stays in the range that it is computed for, whatever the gate.
-    const V one = hn::Set(d, 1.0f);
-    const V e = hn::CallExp(d, hn::Neg(hn::Abs(gate)));
-    const V numerator = hn::IfThenElse(hn::Lt(gate, hn::Zero(d)), e, one);
-    return hn::Mul(hn::Mul(gate, hn::Div(numerator, hn::Add(one, e))), up);
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE V operator()(D d, V gate, V up, const ActivationParams&) const {
+    return hn::Mul(Silu(d, gate), up);
   }
 };
 

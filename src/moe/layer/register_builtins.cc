@@ -1,5 +1,6 @@
 #include "switchyard/moe/layer/register_builtins.h"
 
+#include "kernels/activations/activations.h"
 #include "moe/dispatchers/builtin.h"
 #include "moe/runners/builtin.h"
 #include "moe/schemes/builtin.h"
@@ -14,6 +15,7 @@ void RegisterBuiltins(Registry& registry) {
     registry.Add(entry->post);
   }
   for (const SchemeEntry* entry : schemes::kBuiltin) registry.Add(*entry);
+  for (const ActivationEntry& entry : kernels::AllActivations()) registry.Add(entry);
 }
 
 const Registry& BuiltinRegistry() {

@@ -1,6 +1,7 @@
 #include "switchyard/moe/registry/moe_runner.h"
 
 #include "switchyard/core/error.h"
+#include "switchyard/moe/registry/activation.h"
 
 namespace switchyard::moe {
 
@@ -10,6 +11,7 @@ std::unique_ptr<MoeRunner> MoeRunner::Create(const Registry& registry,
   std::unique_ptr<MoeRunner> runner(new MoeRunner());
   runner->name_ = options.runner;
   runner->config_ = config;
+  runner->config_.formula = ResolveActivation(registry, config);
   if (!options.disable_fused) runner->fused_ = registry.FindFused(options.a2a, options.runner);
   if (runner->fused_ == nullptr) {
     runner->core_ = registry.FindRunner(options.runner).make(runner->config_);

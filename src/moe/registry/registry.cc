@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "moe/registry/activation_rules.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/settings.h"
 
@@ -74,6 +75,15 @@ void RunningState::RequireType(bool same) {
 void Registry::Add(const DispatcherEntry& entry) { AddNamed(dispatchers_, entry, "dispatcher"); }
 void Registry::Add(const RunnerEntry& entry) { AddNamed(runners_, entry, "runner"); }
 void Registry::Add(const SchemeEntry& entry) { AddNamed(schemes_, entry, "scheme"); }
+void Registry::Add(const ActivationEntry& entry) {
+  if (entry.f32 == nullptr || entry.scalar == nullptr) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("activation \"{}\" has no {} form", entry.name,
+                            entry.f32 == nullptr ? "f32" : "scalar"));
+  }
+  if (IsAlias(entry.name)) ThrowDuplicate("activation", fmt::format("\"{}\"", entry.name));
+  AddNamed(activations_, entry, "activation");
+}
 void Registry::Add(const PrePermuteEntry& entry) { AddPair(pre_permutes_, entry, "pre-permute"); }
 void Registry::Add(const PostPermuteEntry& entry) {
   AddPair(post_permutes_, entry, "post-permute");
@@ -95,6 +105,10 @@ const RunnerEntry& Registry::FindRunner(std::string_view name) const {
 }
 const SchemeEntry& Registry::FindScheme(std::string_view name) const {
   return FindNamed(schemes_, name, "scheme");
+}
+
+const ActivationEntry& Registry::FindActivation(std::string_view name) const {
+  return FindNamed(activations_, name, "activation");
 }
 
 const DispatcherEntry& Registry::DispatcherForA2a(std::string_view a2a) const {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 
+#include "switchyard/core/activation.h"
 #include "switchyard/core/dtype.h"
 
 namespace switchyard::moe {
@@ -16,8 +18,17 @@ struct MoeRunnerConfig {
   size_t intermediate_size_per_partition = 0;  // I
   size_t layer_id = 0;                         // global layer index, for messages
   size_t top_k = 0;                            // columns of the ids
-  std::string activation = "silu";             // a name of kernels/activations/activations.def
-  bool is_gated = true;                        // two halves (gate, up) before the activation
+  // Of contract 1.6: silu, gelu, gelu_tanh, relu2, silu_rounded, situ, npu_swiglu_oai or swiglu; or
+  // the name of a registered formula. With the fields below it selects the formula
+  // (moe/registry/activation.h).
+  std::string activation = "silu";
+  bool is_gated = true;                    // two halves (gate, up) before the activation
+  std::optional<float> gemm1_alpha;        // slope of the sigmoid (SwiGLU-OAI), beta of SiTU
+  std::optional<float> gemm1_beta;         // added to up (SwiGLU-OAI): 1 is all that there is
+  std::optional<float> gemm1_clamp_limit;  // clamp of SwiGLU-OAI, SwigluStep; linear_beta of SiTU
+  std::optional<float> swiglu_limit;       // clamp before SiLU
+  bool gate_up_interleaved = false;  // rows of w13: gate and up in turn (else all gate, all up)
+  Activation formula;                // set by MoeRunner::Create from the fields above
   double routed_scaling_factor =
       1.0;  // of the routed sum, where the weights do not hold it yet (contract 2.6, place 2)
   DType activation_dtype =

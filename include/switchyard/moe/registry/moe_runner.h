@@ -23,9 +23,9 @@ struct MoeRunnerOptions {
 class MoeRunner {
  public:
   // Looks everything up now, so that a missing pair is an error at start-up and a call looks
-  // nothing up.
+  // nothing up. Sets config.formula.
   // Errors: kNotFound naming both keys of a missing permute, or the a2a backend if there is neither
-  //   core nor fused function; kUnsupported from the core.
+  //   core nor fused function; kUnsupported from the core; those of ResolveActivation.
   static std::unique_ptr<MoeRunner> Create(const Registry& registry,
                                            const MoeRunnerOptions& options,
                                            const MoeRunnerConfig& config, DispatchFormat format);

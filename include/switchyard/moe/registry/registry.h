@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "switchyard/core/activation.h"
 #include "switchyard/core/exec_context.h"
 #include "switchyard/moe/contract/config.h"
 #include "switchyard/moe/contract/dispatch.h"
@@ -131,6 +132,9 @@ class Registry {
   void Add(const PostPermuteEntry& entry);
   void Add(const FusedEntry& entry);
   void Add(const SchemeEntry& entry);
+  // Refused too: a name of contract 1.6 that stands for a formula of another name ("swiglu"), and
+  // an entry without functions.
+  void Add(const ActivationEntry& entry);
 
   // Lookups by name or by pair.
   const DispatcherEntry& FindDispatcher(std::string_view name) const;
@@ -142,6 +146,8 @@ class Registry {
   // A fused function may be absent: then nullptr.
   const FusedEntry* FindFused(std::string_view a2a, std::string_view runner) const;
   const SchemeEntry& FindScheme(std::string_view name) const;
+  // By the name of the formula; what a layer's config selects is ResolveActivation's affair.
+  const ActivationEntry& FindActivation(std::string_view name) const;
 
   const std::vector<DispatcherEntry>& dispatchers() const { return dispatchers_; }
   const std::vector<RunnerEntry>& runners() const { return runners_; }
@@ -149,6 +155,7 @@ class Registry {
   const std::vector<PostPermuteEntry>& post_permutes() const { return post_permutes_; }
   const std::vector<FusedEntry>& fused() const { return fused_; }
   const std::vector<SchemeEntry>& schemes() const { return schemes_; }
+  const std::vector<ActivationEntry>& activations() const { return activations_; }
 
  private:
   std::vector<DispatcherEntry> dispatchers_;
@@ -157,6 +164,7 @@ class Registry {
   std::vector<PostPermuteEntry> post_permutes_;
   std::vector<FusedEntry> fused_;
   std::vector<SchemeEntry> schemes_;
+  std::vector<ActivationEntry> activations_;
 };
 
 }  // namespace switchyard::moe

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/convert/convert.h"
 #include "kernels/elementwise/elementwise.h"
 #include "moe/runners/builtin.h"
 #include "quant/linear.h"
@@ -81,7 +82,7 @@ void Multiply(const ExpertMatrices& matrices, size_t expert, size_t n0, size_t n
 // hidden = act(x W1^T) * (x W3^T) for every sorted row, in the type that the down product
 // multiplies with.
 quant::ActRows GateUp(ExecContext& context, const SortedSlots& sorted, const quant::ActRows& x,
-                      const MoeQuantInfo& weights, const kernels::Activation& activation,
+                      const MoeQuantInfo& weights, const Activation& activation,
                       DType hidden_dtype) {
   const size_t intermediate = weights.w1.rows;
   // Rows start at multiples of 64 bytes.
@@ -112,11 +113,9 @@ quant::ActRows GateUp(ExecContext& context, const SortedSlots& sorted, const qua
       Multiply(weights.w3, sorted.experts[index], n0, n, pass, up, n);
       for (size_t r = 0; r < pass.rows.size(); ++r) {
         std::byte* out = hidden + ((row + r) * stride + n0) * DTypeBytes(hidden_dtype);
-        if (hidden_dtype == DType::kBF16) {
-          activation.to_bf16(gate + r * n, up + r * n, n, reinterpret_cast<BF16*>(out));
-        } else {
-          activation.to_f32(gate + r * n, up + r * n, n, reinterpret_cast<float*>(out));
-        }
+        float* y = gate + r * n;
+        activation(y, up + r * n, n, y);
+        kernels::ConvertFromF32(y, n, hidden_dtype, out);
       }
     }
   });
@@ -161,8 +160,7 @@ Rows WeightedSum(ExecContext& context, const SortedSlots& sorted, const AiterRun
 
 }  // namespace
 
-AiterRunnerCore::AiterRunnerCore(const MoeRunnerConfig& config)
-    : config_(config), activation_(&kernels::FindActivation(config.activation)) {
+AiterRunnerCore::AiterRunnerCore(const MoeRunnerConfig& config) : config_(config) {
   if (!config.is_gated) {
     throw Error(
         ErrorCode::kUnsupported,
@@ -188,7 +186,7 @@ const RunnerOutput& AiterRunnerCore::Run(ExecContext& context, const RunnerInput
   const std::span<const void*> rows = context.arena.AllocateSpan<const void*>(sorted.num_rows);
   for (size_t r = 0; r < sorted.num_rows; ++r) rows[r] = tokens.rows[sorted.slots[r] / input.top_k];
   const quant::ActRows hidden = GateUp(context, sorted, {tokens.dtype, rows, tokens.cols},
-                                       quant_info, *activation_, act_for(quant_info.w2));
+                                       quant_info, config_.formula, act_for(quant_info.w2));
   const Rows down = Down(context, sorted, hidden, quant_info.w2);
   auto* output = context.arena.New<AiterRunnerOutput>();
   output->runner = "aiter";

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/activations/activations.h"
 #include "switchyard/moe/registry/registry.h"
 
 namespace switchyard::moe::runners {
@@ -30,15 +29,13 @@ struct AiterRunnerOutput : RunnerOutput {
 // min(E, T K) experts' weights.
 class AiterRunnerCore : public MoeRunnerCore {
  public:
-  // Errors: kUnsupported naming the layer if the experts are not gated; kNotFound for an unknown
-  //   activation.
+  // Errors: kUnsupported naming the layer if the experts are not gated.
   explicit AiterRunnerCore(const MoeRunnerConfig& config);
   const RunnerOutput& Run(ExecContext& context, const RunnerInput& input,
                           const MoeQuantInfo& quant_info, RunningState& state) const override;
 
  private:
   MoeRunnerConfig config_;
-  const kernels::Activation* activation_;
 };
 
 }  // namespace switchyard::moe::runners

@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "kernels/activations/activations.h"
 #include "kernels/reference.h"
 #include "moe/runners/builtin.h"
 
@@ -21,8 +20,7 @@ double Dot(const ExpertMatrices& matrices, size_t expert, size_t row, const doub
 
 }  // namespace
 
-ReferenceRunnerCore::ReferenceRunnerCore(const MoeRunnerConfig& config)
-    : config_(config), activation_(kernels::FindActivation(config.activation).scalar) {}
+ReferenceRunnerCore::ReferenceRunnerCore(const MoeRunnerConfig& config) : config_(config) {}
 
 const RunnerOutput& ReferenceRunnerCore::Run(ExecContext& context, const RunnerInput& base,
                                              const MoeQuantInfo& quant_info, RunningState&) const {
@@ -30,6 +28,7 @@ const RunnerOutput& ReferenceRunnerCore::Run(ExecContext& context, const RunnerI
   const size_t num_tokens = input.hidden_states.rows;
   const size_t hidden_size = config_.hidden_size;
   const size_t intermediate_size = config_.intermediate_size_per_partition;
+  const Activation& act = config_.formula;
   auto* output = context.arena.New<ReferenceRunnerOutput>();
   output->runner = "reference";
   output->hidden_states = context.arena.AllocateRows(num_tokens, hidden_size);
@@ -43,8 +42,8 @@ const RunnerOutput& ReferenceRunnerCore::Run(ExecContext& context, const RunnerI
       if (id < 0) continue;
       const auto expert = static_cast<size_t>(id);
       for (size_t i = 0; i < intermediate_size; ++i) {
-        hidden[i] = activation_(Dot(quant_info.w1, expert, i, x.data()),
-                                Dot(quant_info.w3, expert, i, x.data()));
+        hidden[i] = act.entry.scalar(Dot(quant_info.w1, expert, i, x.data()),
+                                     Dot(quant_info.w3, expert, i, x.data()), act.params);
       }
       const double weight = input.topk_output.Weights(t)[k];
       for (size_t h = 0; h < hidden_size; ++h)

@@ -27,7 +27,6 @@ class ReferenceRunnerCore : public MoeRunnerCore {
 
  private:
   MoeRunnerConfig config_;
-  double (*activation_)(double gate, double up);
 };
 
 }  // namespace switchyard::moe::runners

@@ -1,0 +1,39 @@
+// gelu(x) by tanh, not gated. Contract 4.1.4 has it gated only; the formula is that of gelu_tanh.
+
+// The scalar form, once.
+#ifndef SWITCHYARD_KERNELS_GELU_TANH_PLAIN_SCALAR_
+#define SWITCHYARD_KERNELS_GELU_TANH_PLAIN_SCALAR_
+#include "kernels/activations/math-inl.h"
+namespace switchyard::kernels {
+inline double gelu_tanh_plain_scalar(double gate, double, const ActivationParams&) {
+  return scalar::GeluTanh(gate);
+}
+}  // namespace switchyard::kernels
+#endif
+
+// The vector form, once per instruction set.
+#if defined(SWITCHYARD_KERNELS_GELU_TANH_PLAIN_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SWITCHYARD_KERNELS_GELU_TANH_PLAIN_INL_H_
+#undef SWITCHYARD_KERNELS_GELU_TANH_PLAIN_INL_H_
+#else
+#define SWITCHYARD_KERNELS_GELU_TANH_PLAIN_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include "kernels/activations/math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace switchyard::kernels::HWY_NAMESPACE {
+
+struct gelu_tanh_plain {
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE V operator()(D d, V gate, const ActivationParams&) const {
+    return GeluTanh(d, gate);
+  }
+};
+
+}  // namespace switchyard::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggle
