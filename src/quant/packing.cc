@@ -1,0 +1,468 @@
+#include "quant/packing.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/decode/decode.h"
+#include "quant/expert_matmul.h"
+#include "switchyard/core/error.h"
+#include "switchyard/core/macros.h"
+#include "switchyard/core/small_floats.h"
+
+namespace switchyard::quant {
+namespace {
+
+constexpr std::array<uint32_t, 8> kSplitNibbles = {0, 4, 1, 5, 2, 6, 3, 7};
+
+uint32_t ShiftOf(NibbleOrder order, size_t element) {
+  return 4 *
+         (order == NibbleOrder::kLinear ? static_cast<uint32_t>(element) : kSplitNibbles[element]);
+}
+
+void CheckCount(std::string_view name, std::string_view part, size_t found, size_t expected) {
+  if (found == expected) return;
+  throw Error(ErrorCode::kCorruptData,
+              fmt::format("{} {}: {} elements, its shape needs {}", name, part, found, expected));
+}
+
+void CheckMultiple(std::string_view name, std::string_view dimension, size_t value, size_t step) {
+  if (value % step == 0) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}: {} = {} is no multiple of {}, which this packing needs", name,
+                          dimension, value, step));
+}
+
+[[noreturn]] void NotExportable(std::string_view packing, const QuantMatrix& matrix) {
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("a matrix of {} {} zero points has no form in the packing {}",
+                          DTypeName(matrix.format.dtype),
+                          matrix.format.has_zero ? "with" : "without", packing));
+}
+
+// Code (n, k) as its bits.
+uint8_t BitsAt(const QuantMatrix& matrix, size_t n, size_t k) {
+  const size_t at = n * matrix.stride + k;
+  const DType dtype = matrix.format.dtype;
+  if (DTypeBits(dtype) == 8) return std::to_integer<uint8_t>(matrix.data[at]);
+  const auto byte = std::to_integer<uint8_t>(matrix.data[at / 2]);
+  return at % 2 == 0 ? byte & 15 : byte >> 4;
+}
+
+// An empty matrix of this shape with the scales of a file.
+QuantMatrix WithScales(DType dtype, const PackedShape& shape, const RawScales& scales) {
+  QuantMatrix matrix =
+      QuantMatrix::Make({dtype, scales.dtype, 1, shape.group, false}, shape.n, shape.k);
+  CheckCount(shape.name, "scale", scales.bytes.size() / DTypeBytes(scales.dtype),
+             shape.n * shape.groups());
+  CheckCount(shape.name, "scale", scales.bytes.size(), matrix.scale.size());
+  std::ranges::copy(scales.bytes, matrix.scale.begin());
+  return matrix;
+}
+
+// An empty matrix with zero points and f16 scales, which lie transposed in the file: [K/g, N].
+QuantMatrix WithTransposedScales(DType dtype, const PackedShape& shape,
+                                 std::span<const F16> scales) {
+  QuantMatrix matrix =
+      QuantMatrix::Make({dtype, DType::kF16, 1, shape.group, true}, shape.n, shape.k);
+  CheckCount(shape.name, "scales", scales.size(), shape.groups() * shape.n);
+  for (size_t n = 0; n < shape.n; ++n) {
+    for (size_t j = 0; j < matrix.scale_stride; ++j) {
+      std::memcpy(matrix.scale.data() + (n * matrix.scale_stride + j) * sizeof(F16),
+                  &scales[j * shape.n + n], sizeof(F16));
+    }
+  }
+  return matrix;
+}
+
+std::vector<F16> TransposedScales(const QuantMatrix& matrix) {
+  std::vector<F16> scales(matrix.rows * matrix.scale_stride);
+  for (size_t n = 0; n < matrix.rows; ++n) {
+    for (size_t j = 0; j < matrix.scale_stride; ++j) {
+      std::memcpy(&scales[j * matrix.rows + n],
+                  matrix.scale.data() + (n * matrix.scale_stride + j) * sizeof(F16), sizeof(F16));
+    }
+  }
+  return scales;
+}
+
+// i32 [N, K/8]; `flip` is 8 for offset binary.
+QuantMatrix ImportRowWords(const PackedShape& shape, std::span<const int32_t> packed,
+                           const RawScales& scales, NibbleOrder order, uint8_t flip) {
+  CheckMultiple(shape.name, "K", shape.k, 8);
+  CheckCount(shape.name, "weight", packed.size(), shape.n * shape.k / 8);
+  QuantMatrix matrix = WithScales(DType::kI4, shape, scales);
+  const std::vector<uint8_t> codes = UnpackWords(packed, order);
+  for (size_t n = 0; n < shape.n; ++n) {
+    for (size_t k = 0; k < shape.k; ++k) matrix.SetCode(n, k, codes[n * shape.k + k] ^ flip);
+  }
+  return matrix;
+}
+
+std::vector<int32_t> ExportRowWords(std::string_view packing, const QuantMatrix& matrix,
+                                    NibbleOrder order, uint8_t flip) {
+  if (matrix.format.dtype != DType::kI4) NotExportable(packing, matrix);
+  CheckMultiple(packing, "K", matrix.cols, 8);
+  std::vector<uint8_t> codes;
+  codes.reserve(matrix.rows * matrix.cols);
+  for (size_t n = 0; n < matrix.rows; ++n) {
+    for (size_t k = 0; k < matrix.cols; ++k)
+      codes.push_back(static_cast<uint8_t>(BitsAt(matrix, n, k) ^ flip));
+  }
+  return PackWords(codes, order);
+}
+
+// --- GPTQ words: 32 / bits codes in each
+
+uint32_t WordElement(int32_t word, size_t i, size_t bits) {
+  return (static_cast<uint32_t>(word) >> (i * bits)) & ((1u << bits) - 1);
+}
+
+void SetWordElement(int32_t& word, size_t i, size_t bits, uint32_t code) {
+  word = static_cast<int32_t>(static_cast<uint32_t>(word) | (code << (i * bits)));
+}
+
+void CheckGroupOrder(const PackedShape& shape, std::span<const int32_t> g_idx) {
+  if (g_idx.empty()) return;
+  CheckCount(shape.name, "g_idx", g_idx.size(), shape.k);
+  for (size_t k = 0; k < shape.k; ++k) {
+    const size_t expected = shape.group == 0 ? 0 : k / shape.group;
+    if (g_idx[k] >= 0 && static_cast<size_t>(g_idx[k]) == expected) continue;
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("{} g_idx: input {} is in group {}, in order it would be {}; desc_act "
+                            "(groups out of order) is not supported",
+                            shape.name, k, g_idx[k], expected));
+  }
+}
+
+}  // namespace
+
+std::vector<uint8_t> UnpackWords(std::span<const int32_t> words, NibbleOrder order) {
+  std::vector<uint8_t> codes(words.size() * 8);
+  for (size_t i = 0; i < codes.size(); ++i) {
+    codes[i] =
+        static_cast<uint8_t>((static_cast<uint32_t>(words[i / 8]) >> ShiftOf(order, i % 8)) & 15u);
+  }
+  return codes;
+}
+
+std::vector<int32_t> PackWords(std::span<const uint8_t> codes, NibbleOrder order) {
+  CheckMultiple("packed words", "number of codes", codes.size(), 8);
+  std::vector<int32_t> words(codes.size() / 8);
+  for (size_t i = 0; i < codes.size(); ++i) {
+    const uint32_t nibble = (codes[i] & 15u) << ShiftOf(order, i % 8);
+    words[i / 8] = static_cast<int32_t>(static_cast<uint32_t>(words[i / 8]) | nibble);
+  }
+  return words;
+}
+
+QuantMatrix ImportAwq(const PackedShape& shape, const AwqTensors& tensors) {
+  CheckMultiple(shape.name, "N", shape.n, 8);
+  CheckCount(shape.name, "qweight", tensors.qweight.size(), shape.k * shape.n / 8);
+  CheckCount(shape.name, "qzeros", tensors.qzeros.size(), shape.groups() * shape.n / 8);
+  QuantMatrix matrix = WithTransposedScales(DType::kU4, shape, tensors.scales);
+  const std::vector<uint8_t> codes = UnpackWords(tensors.qweight, NibbleOrder::kSplit);
+  const std::vector<uint8_t> zeros = UnpackWords(tensors.qzeros, NibbleOrder::kSplit);
+  for (size_t n = 0; n < shape.n; ++n) {
+    for (size_t k = 0; k < shape.k; ++k) matrix.SetCode(n, k, codes[k * shape.n + n]);
+    for (size_t j = 0; j < matrix.scale_stride; ++j)
+      matrix.zero[n * matrix.scale_stride + j] = std::byte{zeros[j * shape.n + n]};
+  }
+  return matrix;
+}
+
+OwnedAwq ExportAwq(const QuantMatrix& matrix) {
+  if (matrix.format.dtype != DType::kU4 || !matrix.format.has_zero ||
+      matrix.format.scale_dtype != DType::kF16 || matrix.format.scale_rows != 1)
+    NotExportable("awq", matrix);
+  CheckMultiple("awq", "N", matrix.rows, 8);
+  std::vector<uint8_t> codes(matrix.rows * matrix.cols);
+  std::vector<uint8_t> zeros(matrix.rows * matrix.scale_stride);
+  for (size_t n = 0; n < matrix.rows; ++n) {
+    for (size_t k = 0; k < matrix.cols; ++k) codes[k * matrix.rows + n] = BitsAt(matrix, n, k);
+    for (size_t j = 0; j < matrix.scale_stride; ++j) {
+      zeros[j * matrix.rows + n] =
+          std::to_integer<uint8_t>(matrix.zero[n * matrix.scale_stride + j]);
+    }
+  }
+  return {PackWords(codes, NibbleOrder::kSplit), PackWords(zeros, NibbleOrder::kSplit),
+          TransposedScales(matrix)};
+}
+
+QuantMatrix ImportGptq(const PackedShape& shape, const GptqTensors& tensors) {
+  const size_t bits = tensors.bits;
+  if (bits != 4 && bits != 8) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("{}: GPTQ with {} bits; 4 and 8 are supported", shape.name, bits));
+  }
+  const size_t per_word = 32 / bits;
+  CheckMultiple(shape.name, "K", shape.k, per_word);
+  CheckMultiple(shape.name, "N", shape.n, per_word);
+  CheckCount(shape.name, "qweight", tensors.qweight.size(), shape.k / per_word * shape.n);
+  CheckCount(shape.name, "qzeros", tensors.qzeros.size(), shape.groups() * shape.n / per_word);
+  CheckGroupOrder(shape, tensors.g_idx);
+  QuantMatrix matrix =
+      WithTransposedScales(bits == 4 ? DType::kU4 : DType::kU8, shape, tensors.scales);
+  const uint32_t add = tensors.format == GptqFormat::kV1 ? 1 : 0;
+  for (size_t n = 0; n < shape.n; ++n) {
+    for (size_t k = 0; k < shape.k; ++k) {
+      const int32_t word = tensors.qweight[k / per_word * shape.n + n];
+      matrix.SetCode(n, k, static_cast<int>(WordElement(word, k % per_word, bits)));
+    }
+    for (size_t j = 0; j < matrix.scale_stride; ++j) {
+      const int32_t word = tensors.qzeros[(j * shape.n + n) / per_word];
+      const uint32_t zero = WordElement(word, n % per_word, bits) + add;
+      if (zero > 255) {
+        throw Error(ErrorCode::kCorruptData,
+                    fmt::format("{} qzeros: the zero point of output {}, group {} is {}, above 255",
+                                shape.name, n, j, zero));
+      }
+      matrix.zero[n * matrix.scale_stride + j] = static_cast<std::byte>(zero);
+    }
+  }
+  return matrix;
+}
+
+OwnedGptq ExportGptq(const QuantMatrix& matrix, GptqFormat format) {
+  const size_t bits = DTypeBits(matrix.format.dtype);
+  const bool is_unsigned = matrix.format.dtype == DType::kU4 || matrix.format.dtype == DType::kU8;
+  if (!is_unsigned || !matrix.format.has_zero || matrix.format.scale_dtype != DType::kF16 ||
+      matrix.format.scale_rows != 1)
+    NotExportable("gptq", matrix);
+  const size_t per_word = 32 / bits;
+  CheckMultiple("gptq", "K", matrix.cols, per_word);
+  CheckMultiple("gptq", "N", matrix.rows, per_word);
+  OwnedGptq out;
+  out.qweight.resize(matrix.cols / per_word * matrix.rows);
+  out.qzeros.resize(matrix.scale_stride * matrix.rows / per_word);
+  out.scales = TransposedScales(matrix);
+  const int subtract = format == GptqFormat::kV1 ? 1 : 0;
+  for (size_t n = 0; n < matrix.rows; ++n) {
+    for (size_t k = 0; k < matrix.cols; ++k) {
+      SetWordElement(out.qweight[k / per_word * matrix.rows + n], k % per_word, bits,
+                     BitsAt(matrix, n, k));
+    }
+    for (size_t j = 0; j < matrix.scale_stride; ++j) {
+      const int zero = std::to_integer<int>(matrix.zero[n * matrix.scale_stride + j]) - subtract;
+      if (zero < 0 || zero >= 1 << bits) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    fmt::format("gptq: the zero point of output {}, group {} would be stored as {}",
+                                n, j, zero));
+      }
+      SetWordElement(out.qzeros[(j * matrix.rows + n) / per_word], n % per_word, bits,
+                     static_cast<uint32_t>(zero));
+    }
+  }
+  return out;
+}
+
+QuantMatrix ImportWna16(const PackedShape& shape, std::span<const int32_t> packed,
+                        const RawScales& scales) {
+  return ImportRowWords(shape, packed, scales, NibbleOrder::kLinear, 8);
+}
+std::vector<int32_t> ExportWna16(const QuantMatrix& matrix) {
+  return ExportRowWords("wna16", matrix, NibbleOrder::kLinear, 8);
+}
+
+QuantMatrix ImportQuarkInt4(const PackedShape& shape, std::span<const int32_t> packed,
+                            const RawScales& scales) {
+  return ImportRowWords(shape, packed, scales, NibbleOrder::kSplit, 0);
+}
+std::vector<int32_t> ExportQuarkInt4(const QuantMatrix& matrix) {
+  return ExportRowWords("quark int4", matrix, NibbleOrder::kSplit, 0);
+}
+
+QuantMatrix ImportPairedRows(const PackedShape& shape, size_t stored_rows,
+                             std::span<const int8_t> packed, const RawScales& scales) {
+  CheckMultiple(shape.name, "N", shape.n, 2);
+  if (stored_rows != shape.n / 2) {
+    throw Error(
+        ErrorCode::kCorruptData,
+        fmt::format(
+            "{} weight: {} rows, {} outputs packed in pairs have {}{}", shape.name, stored_rows,
+            shape.n, shape.n / 2,
+            stored_rows == shape.n ? "; this is the old packing with one code in a byte" : ""));
+  }
+  CheckCount(shape.name, "weight", packed.size(), stored_rows * shape.k);
+  QuantMatrix matrix = WithScales(DType::kI4, shape, scales);
+  for (size_t n = 0; n < shape.n; ++n) {
+    for (size_t k = 0; k < shape.k; ++k) {
+      const int byte = packed[n / 2 * shape.k + k];
+      matrix.SetCode(n, k, n % 2 == 0 ? byte : byte >> 4);
+    }
+  }
+  return matrix;
+}
+
+std::vector<int8_t> ExportPairedRows(const QuantMatrix& matrix) {
+  if (matrix.format.dtype != DType::kI4) NotExportable("row pairs", matrix);
+  CheckMultiple("row pairs", "N", matrix.rows, 2);
+  std::vector<int8_t> packed;
+  packed.reserve(matrix.rows / 2 * matrix.cols);
+  for (size_t n = 0; n < matrix.rows; n += 2) {
+    for (size_t k = 0; k < matrix.cols; ++k) {
+      packed.push_back(static_cast<int8_t>(BitsAt(matrix, n, k) | (BitsAt(matrix, n + 1, k) << 4)));
+    }
+  }
+  return packed;
+}
+
+QuantMatrix ImportInt4Bytes(const PackedShape& shape, size_t stored_rows,
+                            std::span<const int8_t> codes, const RawScales& scales) {
+  if (stored_rows != shape.n) {
+    throw Error(
+        ErrorCode::kCorruptData,
+        fmt::format(
+            "{} weight: {} rows for {} outputs{}", shape.name, stored_rows, shape.n,
+            stored_rows * 2 == shape.n ? "; this is the new packing with two rows in a byte" : ""));
+  }
+  CheckCount(shape.name, "weight", codes.size(), shape.n * shape.k);
+  QuantMatrix matrix = WithScales(DType::kI4, shape, scales);
+  for (size_t n = 0; n < shape.n; ++n) {
+    for (size_t k = 0; k < shape.k; ++k) {
+      const int code = codes[n * shape.k + k];
+      if (code < -8 || code > 7) {
+        throw Error(ErrorCode::kCorruptData,
+                    fmt::format("{} weight: element ({}, {}) is {}, outside [-8, 7]", shape.name, n,
+                                k, code));
+      }
+      matrix.SetCode(n, k, code);
+    }
+  }
+  return matrix;
+}
+
+std::vector<int8_t> ExportInt4Bytes(const QuantMatrix& matrix) {
+  if (matrix.format.dtype != DType::kI4) NotExportable("int4 bytes", matrix);
+  std::vector<int8_t> codes;
+  codes.reserve(matrix.rows * matrix.cols);
+  for (size_t n = 0; n < matrix.rows; ++n) {
+    for (size_t k = 0; k < matrix.cols; ++k)
+      codes.push_back(static_cast<int8_t>((BitsAt(matrix, n, k) ^ 8) - 8));
+  }
+  return codes;
+}
+
+QuantMatrix ImportNpuInt4(const PackedShape& shape, std::span<const int32_t> packed,
+                          const RawScales& scales) {
+  CheckMultiple(shape.name, "N", shape.n, 8);
+  CheckCount(shape.name, "weight", packed.size(), shape.k * shape.n / 8);
+  QuantMatrix matrix = WithScales(DType::kI4, shape, scales);
+  const std::vector<uint8_t> codes = UnpackWords(packed, NibbleOrder::kLinear);
+  for (size_t n = 0; n < shape.n; ++n) {
+    for (size_t k = 0; k < shape.k; ++k) matrix.SetCode(n, k, codes[k * shape.n + n]);
+  }
+  return matrix;
+}
+
+std::vector<int32_t> ExportNpuInt4(const QuantMatrix& matrix) {
+  if (matrix.format.dtype != DType::kI4) NotExportable("npu int4", matrix);
+  CheckMultiple("npu int4", "N", matrix.rows, 8);
+  std::vector<uint8_t> codes;
+  codes.reserve(matrix.rows * matrix.cols);
+  for (size_t k = 0; k < matrix.cols; ++k) {
+    for (size_t n = 0; n < matrix.rows; ++n) codes.push_back(BitsAt(matrix, n, k));
+  }
+  return PackWords(codes, NibbleOrder::kLinear);
+}
+
+QuantMatrix ImportNvFp4(const PackedShape& shape, std::span<const uint8_t> packed,
+                        std::span<const uint8_t> scales, float global_scale) {
+  constexpr size_t kGroup = 16;
+  CheckMultiple(shape.name, "K", shape.k, kGroup);
+  CheckCount(shape.name, "weight", packed.size(), shape.n * shape.k / 2);
+  CheckCount(shape.name, "weight_scale", scales.size(), shape.n * shape.k / kGroup);
+  QuantMatrix matrix =
+      QuantMatrix::Make({DType::kF4E2M1, DType::kF32, 1, kGroup, false}, shape.n, shape.k);
+  std::ranges::copy(std::as_bytes(packed), matrix.data.begin());
+  for (size_t i = 0; i < scales.size(); ++i) {
+    matrix.SetScale(i / matrix.scale_stride, i % matrix.scale_stride,
+                    DecodeE4M3(scales[i]) * global_scale);
+  }
+  return matrix;
+}
+
+std::vector<int64_t> WidenScaleBits(std::span<const float> scales) {
+  std::vector<int64_t> bits;
+  bits.reserve(scales.size());
+  for (float scale : scales) bits.push_back(int64_t{std::bit_cast<uint32_t>(scale)});
+  return bits;
+}
+
+std::vector<float> NarrowScaleBits(std::string_view name, std::span<const int64_t> bits) {
+  std::vector<float> scales;
+  scales.reserve(bits.size());
+  for (size_t i = 0; i < bits.size(); ++i) {
+    const auto low = static_cast<uint32_t>(bits[i]);
+    if (bits[i] != int64_t{low} && bits[i] != int64_t{static_cast<int32_t>(low)}) {
+      throw Error(ErrorCode::kCorruptData,
+                  fmt::format("{}: element {} is {}, no f32 in an i64", name, i, bits[i]));
+    }
+    scales.push_back(std::bit_cast<float>(low));
+  }
+  return scales;
+}
+
+std::vector<F16> CombineGroupScales(std::span<const float> channel, std::span<const float> second) {
+  SY_CHECK(channel.empty() ? second.empty() : second.size() % channel.size() == 0);
+  std::vector<F16> combined;
+  combined.reserve(second.size());
+  for (size_t i = 0; i < second.size(); ++i)
+    combined.push_back(ToF16(channel[i * channel.size() / second.size()] * second[i]));
+  return combined;
+}
+
+std::vector<uint8_t> SplitScalePairs(std::string_view name, std::span<const uint8_t> scales,
+                                     size_t n) {
+  const size_t blocks = n == 0 ? 0 : scales.size() / n;
+  CheckCount(name, "scale", scales.size(), n * blocks);
+  CheckMultiple(name, "number of blocks of 32", blocks, 2);
+  std::vector<uint8_t> pairs(scales.size());
+  for (size_t i = 0; i < scales.size(); ++i) {
+    const size_t block = i % blocks;
+    pairs[(block / 2 * n + i / blocks) * 2 + block % 2] = scales[i];
+  }
+  return pairs;
+}
+
+std::vector<uint8_t> JoinScalePairs(std::string_view name, std::span<const uint8_t> pairs,
+                                    size_t n) {
+  const size_t blocks = n == 0 ? 0 : pairs.size() / n;
+  CheckCount(name, "scale", pairs.size(), n * blocks);
+  CheckMultiple(name, "number of blocks of 32", blocks, 2);
+  std::vector<uint8_t> scales(pairs.size());
+  for (size_t i = 0; i < scales.size(); ++i) {
+    const size_t block = i % blocks;
+    scales[i] = pairs[(block / 2 * n + i / blocks) * 2 + block % 2];
+  }
+  return scales;
+}
+
+double ScaleBiasDeviation(std::string_view name, const ExpertMatrices& w, size_t expert,
+                          std::span<const float> scale_bias) {
+  const size_t parts = w.rows == 0 ? 0 : scale_bias.size() / w.rows;
+  CheckCount(name, "scale_bias", scale_bias.size(), w.rows * std::max<size_t>(1, parts));
+  double worst = 0;
+  for (size_t n = 0; n < w.rows; ++n) {
+    double found = 0;
+    for (float part : scale_bias.subspan(n * parts, parts)) found += double{part};
+    double sum = 0;
+    double size = 0;
+    for (size_t k = 0; k < w.cols; ++k) {
+      const double value = MatrixElement(w, expert, n, k);
+      sum += 8 * value;
+      size += 8 * std::fabs(value);
+    }
+    const double error = std::fabs(found - sum);
+    const double relative = size > 0 ? error / size : error;
+    if (std::isnan(relative)) return relative;
+    worst = std::max(worst, relative);
+  }
+  return worst;
+}
+
+}  // namespace switchyard::quant
