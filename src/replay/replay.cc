@@ -8,6 +8,7 @@
 #include "model/config_reader.h"
 #include "replay/case.h"
 #include "replay/checks.h"
+#include "replay/write_outputs.h"
 #include "switchyard/core/error.h"
 
 namespace switchyard::replay {
@@ -71,6 +72,7 @@ ReplayResult ReplayCase(const std::filesystem::path& path, const moe::Registry& 
   KindOutput output = RunKind(file, path, {file, registry, context, options});
   ReplayResult result{file.name(), file.kind(), std::move(output.skipped), {}};
   if (result.skipped.empty()) {
+    if (!options.output.empty()) WriteOutputs(options.output, file, output.outputs);
     result.checks = RunChecks(file, output.outputs, options.act_dtype == "bf16");
   }
   return result;

@@ -17,9 +17,10 @@ namespace switchyard::replay {
 
 // How a case is computed.
 struct ReplayOptions {
-  std::string runner = "auto";    // of the kinds layer and qlayer
-  std::string act_dtype = "f32";  // f32, bf16
-  bool activation_quant = true;   // false: weight-only arithmetic, compared with out.y_plain
+  std::string runner = "auto";        // of the kinds layer and qlayer
+  std::string act_dtype = "f32";      // f32, bf16
+  bool activation_quant = true;       // false: weight-only arithmetic, compared with out.y_plain
+  std::filesystem::path output = {};  // if given, the computed tensors are written to this file
 };
 
 // One comparison of a case.
@@ -49,7 +50,8 @@ std::vector<std::string_view> KnownKinds();
 
 // Errors: kNotFound (no file), kCorruptData (not a case, a missing tensor or field, a shape that
 //   contradicts the config), kUnsupported (a kind or policy that this build lacks); each names the
-//   file and the tensor or field.
+//   file and the tensor or field; kInvalidArgument for an unknown act_dtype; those of
+//   WriteSafetensors.
 ReplayResult ReplayCase(const std::filesystem::path& path, const moe::Registry& registry,
                         ExecContext& context, const ReplayOptions& options);
 
