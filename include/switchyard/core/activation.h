@@ -25,9 +25,10 @@ struct ActivationParams {
 // element is touched.
 // Deterministic: on one instruction set a value's bits do not depend on its place in the row or on
 //   n.
-// Finite values give what the formula gives in exact arithmetic, to a few roundings of f32;
-// infinities give the formula's limit (a gate of -inf: 0 where the formula falls to 0), NaN stays
-// NaN. An infinite `up` against a gate whose factor is too small for f32 is NaN.
+// Finite values give what the formula gives in exact arithmetic, to a few roundings of f32 and one
+// of each exponential's argument (which counts where the result is close to 0); infinities give the
+// formula's limit (a gate of -inf: 0 where the formula falls to 0), NaN stays NaN. An infinite `up`
+// against a gate whose factor is too small for f32 is NaN.
 using ActivationRow = void (*)(const float* gate, const float* up, size_t n,
                                const ActivationParams& params, float* out) noexcept;
 
