@@ -16,7 +16,8 @@
 
 namespace switchyard::replay {
 
-// A computed tensor: f64 or integer values in row-major order.
+// A computed tensor: f64 or integer values in row-major order. Of a tensor that the case compares
+// by codes (mode "codes"), the codes: an F8_E4M3 or U8 element is its byte, 0 to 255.
 struct Computed {
   Shape shape;
   std::vector<double> values;
@@ -51,12 +52,18 @@ class CaseFile {
   std::vector<float> F32(std::string_view tensor) const;
   std::vector<int64_t> Ints(std::string_view tensor) const;
   std::vector<int32_t> I32(std::string_view tensor) const;
+  // Floats or integers, whichever it holds.
+  std::vector<double> Values(std::string_view tensor) const;
 
   // Throws kCorruptData with the file's name before the message.
   [[noreturn]] void Corrupt(const std::string& message) const;
 
  private:
   struct Storage;
+
+  const nlohmann::json& Field(std::string_view key) const;
+  [[noreturn]] void BadField(std::string_view key, std::string_view expected) const;
+
   std::shared_ptr<const Storage> storage_;
   std::string name_, kind_;
   nlohmann::json config_, checks_;
@@ -75,6 +82,7 @@ struct KindOutput {
 };
 
 // One per kind, in src/replay/<kind>.cc.
+// Those that this build has are in replay/kinds.def.
 KindOutput ReplayRouting(const KindInput& input);
 KindOutput ReplayActivation(const KindInput& input);
 KindOutput ReplayLayer(const KindInput& input);

@@ -10,6 +10,7 @@
 #include "switchyard/core/dtype.h"
 #include "switchyard/core/macros.h"
 #include "switchyard/core/rows.h"
+#include "switchyard/core/small_floats.h"
 
 namespace switchyard {
 
@@ -56,15 +57,16 @@ struct ExpertMatrices {
 enum class ActQuantKind : uint8_t {
   kNone,
   kInt8Token,        // scale amax / 127
-  kInt4Token,        // scale amax / 7, codes clipped to [-8, 7]
-  kInt8Static,       // code = clamp(round(x / scale + offset)), the given scale and offset
+  kInt4Token,        // scale amax / 7, codes clipped to [-8, 7], one in a byte
+  kInt8Static,       // code = clamp(round(x * (1 / scale) + offset)), the given scale and offset
   kFp8Token,         // e4m3, scale amax / 448
-  kFp8Group,         // e4m3, scale amax / 448 of each 128 columns
+  kFp8Group,         // e4m3, scale amax / 448 of each `group` columns
   kFp8Tensor,        // e4m3, one scale over all rows
   kFp8TensorStatic,  // e4m3, the given scale
   kMxFp8,            // e4m3, e8m0 scale of each 32 columns
   kMxFp4             // e2m1, e8m0 scale of each 32 columns
 };
+// "int8_token", "fp8_group", …: the names that configurations use.
 std::string_view ActQuantKindName(ActQuantKind kind);
 
 // How the exponent of an MX block is chosen. The two differ by up to one binade, so it is recorded
@@ -74,11 +76,17 @@ enum class MxScaleRule : uint8_t {
   kCeil       // ceil(log2(amax / largest code)), nothing saturates
 };
 
+// What a layer does with its activations. Only the fields that a kind names are read.
 struct ActQuant {
   ActQuantKind kind = ActQuantKind::kNone;
   MxScaleRule mx_rule = MxScaleRule::kOcpFloor;
-  float scale = 1.0f;   // of the static kinds
-  float offset = 0.0f;  // kInt8Static
+  MxRounding mx_rounding = MxRounding::kHalfToEven;  // kMxFp4
+  size_t group = 128;                                // kFp8Group
+  bool power_of_two_scale = false;  // kFp8Token, kFp8Group: round the scale up to a power of two
+  float amax_floor = 0.0f;          // of the dynamic int8, int4 and fp8 kinds; 0 = 1e-10, and 1e-12
+                                    // for kFp8Tensor
+  float scale = 1.0f;               // of the static kinds
+  float offset = 0.0f;              // kInt8Static
 };
 
 // Rows of activations, plain or as codes with scales: what travels between ranks, and what a
@@ -98,6 +106,7 @@ struct QuantRows {
   size_t scale_cols = 0;
   size_t scale_stride = 0;
   const std::byte* scale = nullptr;
+  float offset = 0.0f;  // kInt8Static: value = (code - offset) * scale
 
   // Shapes: x [rows, cols] f32; the result refers to it.
   static QuantRows Plain(ConstRows x) {

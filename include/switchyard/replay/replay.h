@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "switchyard/core/exec_context.h"
@@ -30,6 +31,7 @@ struct CheckResult {
   std::string detail;    // what differs, empty if passed
 };
 
+// What came of one case.
 struct ReplayResult {
   std::string name;  // "softmax-raw"
   std::string kind;  // "routing"
@@ -38,8 +40,12 @@ struct ReplayResult {
   std::string skipped;
   std::vector<CheckResult> checks;
 
+  // Computed, and every check passed.
   bool passed() const;
 };
+
+// The kinds that this build replays.
+std::vector<std::string_view> KnownKinds();
 
 // Errors: kNotFound (no file), kCorruptData (not a case, a missing tensor or field, a shape that
 //   contradicts the config), kUnsupported (a kind or policy that this build lacks); each names the
