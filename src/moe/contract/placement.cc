@@ -95,10 +95,11 @@ DispatchAlgorithm DefaultDispatchAlgorithm(std::string_view a2a_backend) {
 DispatchAlgorithm ResolveDispatchAlgorithm(DispatchAlgorithm asked, std::string_view a2a_backend) {
   if (a2a_backend != "none") return asked;
   if (asked == DispatchAlgorithm::kStatic || asked == DispatchAlgorithm::kLp) {
-    Invalid(fmt::format("the a2a backend none cannot use the dispatch algorithm {}: every rank "
-                        "computes all tokens, so a replica that depends on the rank would be "
-                        "counted several times or not at all; use dynamic",
-                        DispatchAlgorithmName(asked)));
+    Invalid(
+        fmt::format("the a2a backend none cannot use the dispatch algorithm {}: every rank "
+                    "computes all tokens, so a replica that depends on the rank would be "
+                    "counted several times or not at all; use dynamic",
+                    DispatchAlgorithmName(asked)));
   }
   return asked == DispatchAlgorithm::kDynamic ? DispatchAlgorithm::kDynamicByRow : asked;
 }

@@ -53,8 +53,7 @@ void AppendShared(const TopKConfig& config, size_t num_physical, int32_t* ids, f
     for (size_t i = 0; i < num_routed; ++i)
       ids[i] += static_cast<int32_t>(static_cast<size_t>(ids[i]) / per_rank * num_shared);
   }
-  for (size_t j = 0; j < num_shared; ++j)
-    ids[num_routed + j] = SharedId(config, num_physical, j);
+  for (size_t j = 0; j < num_shared; ++j) ids[num_routed + j] = SharedId(config, num_physical, j);
   std::fill_n(weights + num_routed, num_shared, static_cast<float>(SharedWeight(config)));
 }
 

@@ -156,8 +156,7 @@ void RouteByScores(const Token& token) {
   // An expert outside the kept groups is a filler without weight.
   const size_t size = token.n() / config.num_expert_group;
   for (size_t i = 0; i < token.k(); ++i) {
-    if (scratch.group_scores[static_cast<size_t>(token.ids[i]) / size] == 0)
-      token.weights[i] = 0;
+    if (scratch.group_scores[static_cast<size_t>(token.ids[i]) / size] == 0) token.weights[i] = 0;
   }
 }
 

@@ -240,8 +240,7 @@ TokenValues Widen(const TopKConfig& config, const TopKInputs& inputs, ConstRows 
     token.bias.assign(bias.begin(), bias.end());
   }
   if (inputs.placement != nullptr && inputs.placement->algorithm == DispatchAlgorithm::kFake) {
-    for (size_t e = 0; e < config.num_experts; ++e)
-      token.logits[e] = FakeLogit(inputs.seed, t, e);
+    for (size_t e = 0; e < config.num_experts; ++e) token.logits[e] = FakeLogit(inputs.seed, t, e);
     std::fill(token.bias.begin(), token.bias.end(), 0.0);
   }
   return token;

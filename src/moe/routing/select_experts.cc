@@ -97,10 +97,10 @@ class Selection {
   const TopKConfig& config_;
   ConstRows logits_;
   const TopKInputs& inputs_;
-  std::span<float> weights_;                          // [T, K']
-  std::span<int32_t> ids_;                            // [T, K']
-  std::span<int32_t> logical_ids_, physical_ids_;     // [T, K], for the observer only
-  std::span<float> floats_;                           // scratch of all workers
+  std::span<float> weights_;                       // [T, K']
+  std::span<int32_t> ids_;                         // [T, K']
+  std::span<int32_t> logical_ids_, physical_ids_;  // [T, K], for the observer only
+  std::span<float> floats_;                        // scratch of all workers
   std::span<int32_t> group_ids_;
 };
 

@@ -89,11 +89,12 @@ TopKOutput ToStandard(ExecContext& context, const BypassedTopK& bypassed) {
 ConstRows LogitsForKernel(const BypassedTopK& bypassed) {
   const ExpertPlacement* placement = bypassed.inputs.placement;
   if (placement != nullptr && placement->algorithm != DispatchAlgorithm::kNone) {
-    throw Error(ErrorCode::kFailedPrecondition,
-                fmt::format("routing format bypassed: logits were asked for, but experts are placed "
-                            "by the algorithm {}, which a kernel that routes itself does not apply; "
-                            "call ToStandard",
-                            DispatchAlgorithmName(placement->algorithm)));
+    throw Error(
+        ErrorCode::kFailedPrecondition,
+        fmt::format("routing format bypassed: logits were asked for, but experts are placed "
+                    "by the algorithm {}, which a kernel that routes itself does not apply; "
+                    "call ToStandard",
+                    DispatchAlgorithmName(placement->algorithm)));
   }
   return bypassed.router_logits;
 }

@@ -38,10 +38,9 @@ void ValidateCounts(const TopKConfig& config) {
   Require(shared <= kMaxExperts, "num_fused_shared_experts", shared,
           fmt::format("at most {}", kMaxExperts));
   const std::string range =
-      shared == 0
-          ? fmt::format("1 to {} (the number of experts)", config.num_experts)
-          : fmt::format("{} to {} (the number of experts and {} shared columns)", shared + 1,
-                        config.num_experts + shared, shared);
+      shared == 0 ? fmt::format("1 to {} (the number of experts)", config.num_experts)
+                  : fmt::format("{} to {} (the number of experts and {} shared columns)",
+                                shared + 1, config.num_experts + shared, shared);
   Require(config.top_k > shared && config.top_k - shared <= config.num_experts, "top_k",
           config.top_k, range);
 }
@@ -65,10 +64,11 @@ void RequireSurvivors(const TopKConfig& config) {
   if (!config.use_grouped_topk) return;
   const size_t survivors = config.topk_group * (config.num_experts / config.num_expert_group);
   if (config.NumRouted() > survivors) {
-    Invalid(fmt::format("{} routed columns are asked for, but only {} experts survive: {} of {} "
-                        "groups of {}, with a bias; lower top_k or raise topk_group",
-                        config.NumRouted(), survivors, config.topk_group, config.num_expert_group,
-                        config.num_experts / config.num_expert_group));
+    Invalid(
+        fmt::format("{} routed columns are asked for, but only {} experts survive: {} of {} "
+                    "groups of {}, with a bias; lower top_k or raise topk_group",
+                    config.NumRouted(), survivors, config.topk_group, config.num_expert_group,
+                    config.num_experts / config.num_expert_group));
   }
 }
 
@@ -156,8 +156,7 @@ void ValidatePolicy(const TopKConfig& config) {
   RequireUnused(config, policy != RoutingPolicy::kGroupRouter && config.router_n_groups != 0,
                 "router_n_groups");
   RequireUnused(
-      config,
-      policy != RoutingPolicy::kFunction && config.custom_routing_function.route != nullptr,
+      config, policy != RoutingPolicy::kFunction && config.custom_routing_function.route != nullptr,
       "custom_routing_function");
   switch (policy) {
     case RoutingPolicy::kScores:
@@ -168,8 +167,8 @@ void ValidatePolicy(const TopKConfig& config) {
                      config.NumRouted(), "1");
     case RoutingPolicy::kPhimoeSparsemixer:
       if (!std::isfinite(config.jitter_eps) || config.jitter_eps < 0)
-        Invalid(fmt::format("jitter_eps must be finite and not negative, found {}",
-                            config.jitter_eps));
+        Invalid(
+            fmt::format("jitter_eps must be finite and not negative, found {}", config.jitter_eps));
       return Require(config.NumRouted() == 2,
                      "the number of routed columns of policy phimoe_sparsemixer",
                      config.NumRouted(), "2");
@@ -207,8 +206,8 @@ void CheckDynamicBias(const TopKConfig& config, ConstRows logits, ConstRows bias
 
 void CheckInputIds(const TopKConfig& config, size_t num_tokens, const TopKInputs& inputs) {
   if (config.policy != RoutingPolicy::kHash) return;
-  Require(inputs.input_ids.size() == num_tokens, "the number of input ids",
-          inputs.input_ids.size(), fmt::format("{} (the tokens)", num_tokens));
+  Require(inputs.input_ids.size() == num_tokens, "the number of input ids", inputs.input_ids.size(),
+          fmt::format("{} (the tokens)", num_tokens));
   const size_t vocabulary = config.tid2eid.size() / config.NumRouted();
   for (size_t t = 0; t < std::min(num_tokens, inputs.num_token_non_padded); ++t) {
     const int64_t id = inputs.input_ids[t];
@@ -228,9 +227,10 @@ void CheckPlacement(const TopKConfig& config, const ExpertPlacement* placement) 
   if (found != config.num_experts || placement->num_physical < config.num_experts ||
       (!by_rank &&
        placement->all_physical.size() != config.num_experts * placement->max_replicas)) {
-    Invalid(fmt::format("the placement map is of {} logical and {} physical experts, the router has "
-                        "{} experts",
-                        found, placement->num_physical, config.num_experts));
+    Invalid(
+        fmt::format("the placement map is of {} logical and {} physical experts, the router has "
+                    "{} experts",
+                    found, placement->num_physical, config.num_experts));
   }
 }
 

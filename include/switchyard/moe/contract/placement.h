@@ -43,9 +43,10 @@ void ValidatePlacement(const ExpertPlacement& placement, size_t num_experts);
 // the same tokens and must agree; static otherwise.
 DispatchAlgorithm DefaultDispatchAlgorithm(std::string_view a2a_backend);
 
-// The algorithm that carries out `asked` with this backend: with "none" a dynamic choice goes by row.
-// Errors: kInvalidArgument for static and lp with backend "none": a replica that depends on the rank
-//   would be counted several times or not at all.
+// The algorithm that carries out `asked` with this backend: with "none" a dynamic choice goes by
+// row.
+// Errors: kInvalidArgument for static and lp with backend "none": a replica that depends on the
+//   rank would be counted several times or not at all.
 DispatchAlgorithm ResolveDispatchAlgorithm(DispatchAlgorithm asked, std::string_view a2a_backend);
 
 }  // namespace switchyard::moe

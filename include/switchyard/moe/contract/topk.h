@@ -25,17 +25,17 @@ enum class GroupScoreRule {
 // Which rule chooses and weighs. Contract 2.3, 2.8, and the routing functions that models bring.
 // "renormalize: yes" obeys TopKConfig::renormalize, "never" ignores it.
 enum class RoutingPolicy {
-  kScores,              // rules 1 to 4: scores, bias, groups, top-k; renormalize: yes
-  kLlama4,              // top-1 of the logits, weight sigmoid(logit); never
-  kTopKThenSoftmax,     // largest logits; softmax over them if renormalize, else the raw logits
-  kPhimoeSparsemixer,   // two rounds of a masked softmax, threshold 2 * jitter_eps; never
-  kCohere2Sigmoid,      // sigmoid scores; yes
-  kAfmoe,               // sigmoid: the bias chooses only; softmax: it is added to the logit and stays
-                        // in the weight; yes
-  kGroupRouter,         // the K/G best softmax scores of each of router_n_groups groups; yes
-  kGemma4,              // largest logits, softmax over them, times per_expert_scale; never
-  kHash,                // ids from tid2eid; weights are scores, renormalized unless softmax
-  kFunction,            // custom_routing_function
+  kScores,             // rules 1 to 4: scores, bias, groups, top-k; renormalize: yes
+  kLlama4,             // top-1 of the logits, weight sigmoid(logit); never
+  kTopKThenSoftmax,    // largest logits; softmax over them if renormalize, else the raw logits
+  kPhimoeSparsemixer,  // two rounds of a masked softmax, threshold 2 * jitter_eps; never
+  kCohere2Sigmoid,     // sigmoid scores; yes
+  kAfmoe,        // sigmoid: the bias chooses only; softmax: it is added to the logit and stays
+                 // in the weight; yes
+  kGroupRouter,  // the K/G best softmax scores of each of router_n_groups groups; yes
+  kGemma4,       // largest logits, softmax over them, times per_expert_scale; never
+  kHash,         // ids from tid2eid; weights are scores, renormalized unless softmax
+  kFunction,     // custom_routing_function
 };
 std::string_view RoutingPolicyName(RoutingPolicy policy);
 
@@ -57,8 +57,8 @@ enum class SimulatedRouting { kNone, kRoundRobin, kUniform };
 
 // A routing function from outside: a plain function and its state.
 //
-// Shapes: hidden is the token's row, or null if the call had none; logits f32 [num_experts]; ids and
-//   weights have k places. Ids must be distinct and in [0, num_experts); the range is checked.
+// Shapes: hidden is the token's row, or null if the call had none; logits f32 [num_experts]; ids
+//   and weights have k places. Ids must be distinct and in [0, num_experts); the range is checked.
 // Called from several threads at once, once per token that is not padding.
 struct CustomRoutingFunction {
   void (*route)(const void* state, const float* hidden, const float* logits, size_t num_experts,
@@ -81,13 +81,13 @@ struct TopKConfig {
   size_t topk_group = 0;
   GroupScoreRule group_score_rule = GroupScoreRule::kAuto;
 
-  // Contract 2.6. The factor is in the weights only if the flag is set; else the runner or the model
-  // applies it.
+  // Contract 2.6. The factor is in the weights only if the flag is set; else the runner or the
+  // model applies it.
   double routed_scaling_factor = 1.0;
   bool apply_routed_scaling_factor_on_output = false;
 
-  double router_logit_softcap = 0;   // c: logits become c * tanh(logit / c); softmax only, 0 = off
-  bool sqrtsoftplus_log1p = false;   // the log1p form; NaN then ranks first instead of last
+  double router_logit_softcap = 0;  // c: logits become c * tanh(logit / c); softmax only, 0 = off
+  bool sqrtsoftplus_log1p = false;  // the log1p form; NaN then ranks first instead of last
 
   // Shared experts as extra columns, after the routed ones. Contract 2.7.
   size_t num_fused_shared_experts = 0;  // S
@@ -99,12 +99,12 @@ struct TopKConfig {
   RoutingPolicy policy = RoutingPolicy::kScores;
   CustomRoutingFunction custom_routing_function = {};  // of kFunction
   std::span<const float> per_expert_scale = {};        // [E], of kGemma4
-  std::span<const int32_t> tid2eid = {};  // [vocabulary, routed columns], of kHash
-  size_t router_n_groups = 0;             // of kGroupRouter
-  double jitter_eps = 0.01;               // of kPhimoeSparsemixer
+  std::span<const int32_t> tid2eid = {};               // [vocabulary, routed columns], of kHash
+  size_t router_n_groups = 0;                          // of kGroupRouter
+  double jitter_eps = 0.01;                            // of kPhimoeSparsemixer
 
   PaddingFamily padding = PaddingFamily::kDefault;
-  bool fused_gate_packed_ids = false;  // fill TopKOutput::packed_topk_ids too
+  bool fused_gate_packed_ids = false;        // fill TopKOutput::packed_topk_ids too
   bool allow_routed_experts_capture = true;  // false in draft models: observers see no logical ids
 
   SimulatedRouting simulated_routing = SimulatedRouting::kNone;
@@ -138,8 +138,8 @@ class RoutingObserver {
 
 // What varies per call beside the logits.
 //
-// Shapes: input_ids i64 [T] (policy kHash); dynamic_expert_bias f32 [T, E] or no rows, for the choice
-//   only, sigmoid scores only; hidden [T, H] or no rows, handed to a custom function.
+// Shapes: input_ids i64 [T] (policy kHash); dynamic_expert_bias f32 [T, E] or no rows, for the
+//   choice only, sigmoid scores only; hidden [T, H] or no rows, handed to a custom function.
 struct TopKInputs {
   size_t num_token_non_padded = SIZE_MAX;  // rows at and after it are padding; SIZE_MAX: none
   std::span<const int64_t> input_ids = {};
@@ -155,9 +155,9 @@ struct TopKInputs {
 //
 // Shapes: ids i32 [T, K'], weights f32 [T, K'], both row-major, K' = top_k. Ids are physical expert
 //   ids in [0, P) or shared ids (contract 2.7), or -1 = drop this slot (its weight is 0). Within a
-//   token non-negative ids are distinct; routed columns are ordered by descending choice value, ties
-//   by id (contract 2.5), shared columns come last. Memory belongs to the arena of the call that
-//   made it.
+//   token non-negative ids are distinct; routed columns are ordered by descending choice value,
+//   ties by id (contract 2.5), shared columns come last. Memory belongs to the arena of the call
+//   that made it.
 struct TopKOutput {
   size_t num_tokens = 0;
   size_t top_k = 0;

@@ -21,7 +21,8 @@ struct PackedTopK {
   std::span<const int32_t> words;
 };
 
-// Errors: kInvalidArgument naming the token and the id if an id does not fit 15 bits or is below -1.
+// Errors: kInvalidArgument naming the token and the id if an id does not fit 15 bits or is below
+//   -1.
 PackedTopK PackTopK(ExecContext& context, const TopKOutput& topk);
 
 // The format STANDARD again; weights are the rounded ones, router_logits is empty.
