@@ -52,7 +52,9 @@ void SelectExpertsReference(const TopKConfig& config, const float* logits, int32
                             double* weights);
 
 // The table of hash routing that a checkpoint without one stands for: (token + column) mod E.
-// Contract 2.8. Shapes: returns [vocabulary, columns].
+// Contract 2.8.
+// Shapes: returns [vocabulary, columns].
+// Errors: kInvalidArgument if there are fewer experts than columns.
 std::vector<int32_t> DefaultHashTable(size_t vocabulary, size_t columns, size_t num_experts);
 
 }  // namespace switchyard::moe
