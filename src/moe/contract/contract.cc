@@ -20,6 +20,23 @@ std::string_view ScoringFuncName(ScoringFunc scoring) {
   switch (scoring) {
     case ScoringFunc::kSoftmax: return "softmax";
     case ScoringFunc::kSigmoid: return "sigmoid";
+    case ScoringFunc::kSqrtSoftplus: return "sqrtsoftplus";
+  }
+  return "?";
+}
+
+std::string_view RoutingPolicyName(RoutingPolicy policy) {
+  switch (policy) {
+    case RoutingPolicy::kScores: return "scores";
+    case RoutingPolicy::kLlama4: return "llama4";
+    case RoutingPolicy::kTopKThenSoftmax: return "topk_then_softmax";
+    case RoutingPolicy::kPhimoeSparsemixer: return "phimoe_sparsemixer";
+    case RoutingPolicy::kCohere2Sigmoid: return "cohere2_sigmoid";
+    case RoutingPolicy::kAfmoe: return "afmoe";
+    case RoutingPolicy::kGroupRouter: return "group_router";
+    case RoutingPolicy::kGemma4: return "gemma4";
+    case RoutingPolicy::kHash: return "hash";
+    case RoutingPolicy::kFunction: return "function";
   }
   return "?";
 }

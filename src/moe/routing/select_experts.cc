@@ -1,128 +1,117 @@
 #include "switchyard/moe/routing/select_experts.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cmath>
-#include <limits>
-#include <vector>
 
-#include "switchyard/core/error.h"
+#include "moe/routing/columns.h"
+#include "moe/routing/policies.h"
+#include "moe/routing/validate.h"
+#include "switchyard/moe/routing/topk_formats.h"
 
 namespace switchyard::moe {
 namespace {
 
-constexpr float kNanRank = -1e30f;
-constexpr float kRenormalizeEpsilon = 1e-20f;
-
-// Logits to scores of one row, in T. Contract 2.2.
-template <typename T>
-void Score(ScoringFunc scoring, const float* logits, size_t n, T* scores) {
-  switch (scoring) {
-    case ScoringFunc::kSoftmax: {
-      // A NaN is left out of the maximum, and then makes the whole row NaN through the sum, as in
-      // the reference.
-      float max = -std::numeric_limits<float>::infinity();
-      for (size_t e = 0; e < n; ++e) max = std::max(max, logits[e]);
-      T sum = 0;
-      for (size_t e = 0; e < n; ++e) {
-        scores[e] = std::exp(static_cast<T>(logits[e]) - static_cast<T>(max));
-        sum += scores[e];
-      }
-      for (size_t e = 0; e < n; ++e) scores[e] /= sum;
-      return;
+// One call: its inputs, its result, and what observers want to see.
+class Selection {
+ public:
+  Selection(ExecContext& context, const TopKConfig& config, ConstRows logits,
+            const TopKInputs& inputs)
+      : context_(context), config_(config), logits_(logits), inputs_(inputs) {
+    Arena& arena = context.arena;
+    weights_ = arena.AllocateSpan<float>(logits.rows * config.top_k);
+    ids_ = arena.AllocateSpan<int32_t>(logits.rows * config.top_k);
+    if (inputs.observer != nullptr) {
+      logical_ids_ = arena.AllocateSpan<int32_t>(logits.rows * config.NumRouted());
+      physical_ids_ = arena.AllocateSpan<int32_t>(logits.rows * config.NumRouted());
     }
-    case ScoringFunc::kSigmoid:
-      for (size_t e = 0; e < n; ++e)
-        scores[e] = T{1} / (T{1} + std::exp(-static_cast<T>(logits[e])));
-      return;
   }
-}
 
-// The k largest of choice[0, n), ties to the lower index, in descending order.
-template <typename T>
-void TopIndices(const T* choice, size_t n, size_t k, int32_t* ids) {
-  size_t found = 0;
-  for (size_t e = 0; e < n; ++e) {
-    if (found == k && !(choice[e] > choice[ids[k - 1]])) continue;
-    // Insertion behind all values that are at least as large; e is larger than every id so far, so
-    // ties stay in order.
-    size_t at = found < k ? found++ : k - 1;
-    for (; at > 0 && choice[e] > choice[ids[at - 1]]; --at) ids[at] = ids[at - 1];
-    ids[at] = static_cast<int32_t>(e);
+  TopKOutput Run() {
+    AllocateScratch();
+    constexpr size_t kTokensPerTask = 8;
+    const size_t num_tokens = logits_.rows;
+    context_.pool.Run((num_tokens + kTokensPerTask - 1) / kTokensPerTask,
+                      [&](size_t task, size_t worker) {
+                        const size_t end = std::min(num_tokens, (task + 1) * kTokensPerTask);
+                        for (size_t t = task * kTokensPerTask; t < end; ++t) Route(t, worker);
+                      });
+    Observe();
+    return {num_tokens, config_.top_k, weights_, ids_, logits_, {}};
   }
-}
 
-// scores and choice are scratch of num_experts each.
-template <typename T>
-void SelectRow(const TopKConfig& config, const float* logits, T* scores, T* choice, int32_t* ids,
-               T* weights) {
-  const size_t n = config.num_experts;
-  Score(config.scoring_func, logits, n, scores);
-  for (size_t e = 0; e < n; ++e) {
-    choice[e] = scores[e] +
-                (config.correction_bias.empty() ? T{0} : static_cast<T>(config.correction_bias[e]));
-    if (std::isnan(choice[e])) choice[e] = kNanRank;
+ private:
+  size_t num_groups() const { return config_.use_grouped_topk ? config_.num_expert_group : 0; }
+
+  void AllocateScratch() {
+    const size_t workers = context_.pool.num_threads();
+    floats_ = context_.arena.AllocateSpan<float>(workers * FloatsPerWorker());
+    group_ids_ = context_.arena.AllocateSpan<int32_t>(workers * num_groups());
   }
-  TopIndices(choice, n, config.top_k, ids);
-  T sum = 0;
-  for (size_t k = 0; k < config.top_k; ++k) {
-    weights[k] = scores[ids[k]];
-    sum += weights[k];
+
+  size_t FloatsPerWorker() const { return 3 * config_.num_experts + num_groups(); }
+
+  RoutingScratch Scratch(size_t worker) const {
+    float* floats = floats_.data() + worker * FloatsPerWorker();
+    const size_t n = config_.num_experts;
+    return {floats, floats + n, floats + 2 * n, floats + 3 * n,
+            group_ids_.data() + worker * num_groups()};
   }
-  if (!config.renormalize) return;
-  for (size_t k = 0; k < config.top_k; ++k) weights[k] /= sum + static_cast<T>(kRenormalizeEpsilon);
-}
+
+  void Route(size_t token, size_t worker) const {
+    int32_t* ids = &ids_[token * config_.top_k];
+    float* weights = &weights_[token * config_.top_k];
+    const bool is_padding = token >= inputs_.num_token_non_padded;
+    if (!is_padding || config_.padding == PaddingFamily::kAscend) {
+      RouteToken(config_, inputs_, logits_.Row(token), token, Scratch(worker), ids, weights);
+      Show(logical_ids_, token, ids);
+      PlaceIds(config_, inputs_, token, ids);
+      Show(physical_ids_, token, ids);
+      AppendShared(config_, NumPhysical(config_, inputs_), ids, weights);
+    }
+    // Last: a map is never indexed with -1, and the shift of per-rank slots never moves one.
+    if (!is_padding) return;
+    MaskPadding(config_, ids, weights);
+    Show(logical_ids_, token, nullptr);
+    Show(physical_ids_, token, nullptr);
+  }
+
+  // Keeps the routed ids of a token for the observer; -1 for null.
+  void Show(std::span<int32_t> shown, size_t token, const int32_t* ids) const {
+    if (shown.empty()) return;
+    int32_t* row = &shown[token * config_.NumRouted()];
+    if (ids == nullptr) {
+      std::fill_n(row, config_.NumRouted(), -1);
+    } else {
+      std::copy_n(ids, config_.NumRouted(), row);
+    }
+  }
+
+  void Observe() const {
+    if (inputs_.observer == nullptr) return;
+    RoutedExperts routed{inputs_.layer_id, logits_.rows, config_.NumRouted(), logical_ids_};
+    if (config_.allow_routed_experts_capture) inputs_.observer->OnLogicalExperts(routed);
+    routed.ids = physical_ids_;
+    inputs_.observer->OnPhysicalExperts(routed);
+  }
+
+  ExecContext& context_;
+  const TopKConfig& config_;
+  ConstRows logits_;
+  const TopKInputs& inputs_;
+  std::span<float> weights_;                       // [T, K']
+  std::span<int32_t> ids_;                         // [T, K']
+  std::span<int32_t> logical_ids_, physical_ids_;  // [T, K], for the observer only
+  std::span<float> floats_;                        // scratch of all workers
+  std::span<int32_t> group_ids_;
+};
 
 }  // namespace
 
-void ValidateTopK(const TopKConfig& config) {
-  if (config.num_experts == 0)
-    throw Error(ErrorCode::kInvalidArgument, "num_experts must be at least 1, found 0");
-  if (config.top_k == 0 || config.top_k > config.num_experts) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("top_k must be 1 to {} (the number of experts), found {}",
-                            config.num_experts, config.top_k));
-  }
-  if (!config.correction_bias.empty() && config.correction_bias.size() != config.num_experts) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the correction bias must have {} entries, found {}",
-                            config.num_experts, config.correction_bias.size()));
-  }
-}
-
 TopKOutput SelectExperts(ExecContext& context, const TopKConfig& config, ConstRows logits,
-                         size_t num_valid) {
-  const size_t num_tokens = logits.rows;
-  const size_t top_k = config.top_k;
-  std::span<float> weights = context.arena.AllocateSpan<float>(num_tokens * top_k);
-  std::span<int32_t> ids = context.arena.AllocateSpan<int32_t>(num_tokens * top_k);
-  // Scratch of each worker: scores and choice values.
-  float* scratch =
-      context.arena.AllocateSpan<float>(context.pool.num_threads() * 2 * config.num_experts).data();
-  constexpr size_t kTokensPerTask = 8;
-  context.pool.Run((num_tokens + kTokensPerTask - 1) / kTokensPerTask,
-                   [&](size_t task, size_t worker) {
-                     float* scores = scratch + worker * 2 * config.num_experts;
-                     const size_t end = std::min(num_tokens, (task + 1) * kTokensPerTask);
-                     for (size_t t = task * kTokensPerTask; t < end; ++t) {
-                       if (t < num_valid) {
-                         SelectRow(config, logits.Row(t), scores, scores + config.num_experts,
-                                   &ids[t * top_k], &weights[t * top_k]);
-                       } else {
-                         std::fill_n(&ids[t * top_k], top_k, -1);
-                         std::fill_n(&weights[t * top_k], top_k, 0.0f);
-                       }
-                     }
-                   });
-  return {num_tokens, top_k, weights, ids, logits};
-}
-
-void SelectExpertsReference(const TopKConfig& config, const float* logits, int32_t* ids,
-                            double* weights) {
-  std::vector<double> scores(config.num_experts);
-  std::vector<double> choice(config.num_experts);
-  SelectRow(config, logits, scores.data(), choice.data(), ids, weights);
+                         const TopKInputs& inputs) {
+  CheckInputs(config, logits, inputs);
+  TopKOutput output = Selection(context, config, logits, inputs).Run();
+  if (config.fused_gate_packed_ids) output.packed_topk_ids = PackTopK(context, output).words;
+  return output;
 }
 
 }  // namespace switchyard::moe
