@@ -16,6 +16,15 @@ function(sy_layer layer)
     string(REPLACE "/" "_" used "${used}")
     target_link_libraries(switchyard_${name} PUBLIC switchyard::${used})
   endforeach()
+  sy_install_library(switchyard_${name} ${name})
+endfunction()
+
+# sy_install_library(<target> <name>): users of the installed package see it as switchyard::<name>.
+function(sy_install_library target name)
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  install(TARGETS ${target} EXPORT switchyard
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
 endfunction()
 
 # sy_table(<out-var> <table.def> <MACRO> <pattern> [<root>])

@@ -57,7 +57,7 @@ ordered_json Build() {
   ordered_json schemes = ordered_json::array();
   for (const moe::SchemeEntry& entry : registry.schemes()) {
     schemes.push_back(
-        {{"name", entry.name}, {"summary", entry.summary}, {"runners", entry.runners()}});
+        {{"name", entry.name}, {"summary", entry.summary}, {"runners", entry.runners}});
   }
   ordered_json kernels = ordered_json::array();
   for (const kernels::MatmulKernel& kernel : kernels::AllMatmulKernels())
@@ -100,12 +100,15 @@ std::vector<std::string> Explain(const Settings& settings) {
   for (const moe::SchemeEntry& scheme : moe::BuiltinRegistry().schemes()) {
     lines.push_back(fmt::format("moe-runner: {} ({}): for scheme {} auto takes {}, the first of {}",
                                 settings.Get("moe-runner"), settings.Source("moe-runner"),
-                                scheme.name, scheme.runners().front(),
-                                fmt::join(scheme.runners(), ", ")));
+                                scheme.name, scheme.runners.front(),
+                                fmt::join(scheme.runners, ", ")));
   }
-  lines.push_back(fmt::format(
-      "moe-a2a: {} ({}): dispatcher {}", settings.Get("moe-a2a"), settings.Source("moe-a2a"),
-      moe::BuiltinRegistry().DispatcherForA2a(settings.Get("moe-a2a")).name));
+  for (const moe::RunnerEntry& runner : moe::BuiltinRegistry().runners()) {
+    lines.push_back(fmt::format(
+        "moe-a2a: {} ({}): for runner {} dispatcher {}", settings.Get("moe-a2a"),
+        settings.Source("moe-a2a"), runner.name,
+        moe::BuiltinRegistry().DispatcherFor(settings.Get("moe-a2a"), runner.name).name));
+  }
   return lines;
 }
 

@@ -210,8 +210,8 @@ void Model::Impl::Build() {
     layer.topk.top_k = config.top_k;
     layer.topk.scoring_func = config.scoring_func;
     layer.topk.renormalize = config.renormalize;
-    layer.layer_id = i;
-    layer.activation = config.activation;
+    layer.runner.layer_id = i;
+    layer.runner.activation = config.activation;
     moe_layers[i] = std::make_unique<moe::MoeLayer>(moe::BuiltinRegistry(), layer, options.moe,
                                                     std::move(weights.layers[i].experts));
   }
@@ -366,7 +366,7 @@ const ModelConfig& Model::config() const { return impl_->config; }
 const std::vector<std::string>& Model::bad_tensors() const { return impl_->bad_tensors; }
 DType Model::weight_dtype() const {
   for (const auto& layer : impl_->moe_layers) {
-    if (layer != nullptr) return layer->weights().w13_dtype;
+    if (layer != nullptr) return layer->weights().w1.format.dtype;
   }
   return impl_->weights.head.dtype;
 }
@@ -394,10 +394,10 @@ size_t Model::active_bytes_per_token() const {
       continue;
     }
     const moe::ExpertWeights& experts = impl_->moe_layers[i]->weights();
-    const size_t matrix = experts.hidden_size * experts.intermediate_size;
-    bytes +=
-        MatrixBytes(layer.router) +
-        config.top_k * matrix * (2 * DTypeBytes(experts.w13_dtype) + DTypeBytes(experts.w2_dtype));
+    const auto matrix =
+        static_cast<double>(experts.hidden_size * experts.intermediate_size * config.top_k);
+    const double bits = 2 * BitsPerWeight(experts.w1) + BitsPerWeight(experts.w2);
+    bytes += MatrixBytes(layer.router) + static_cast<size_t>(matrix * bits / 8);
   }
   return bytes;
 }
@@ -437,7 +437,7 @@ std::vector<ComputePlan> Model::Explain() const {
     if (layer == nullptr) continue;
     const moe::MoeRunnerConfig& runner = layer->runner().config();
     ComputePlan experts = plan(fmt::format("experts of {} layers", impl_->config.num_moe_layers()),
-                               layer->weights().w13_dtype, runner.activation_dtype,
+                               layer->weights().w1.format.dtype, runner.activation_dtype,
                                std::string(layer->runner().name()));
     if (experts.runner == "reference") experts.kernel = "scalar f64";
     plans.push_back(std::move(experts));

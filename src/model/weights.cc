@@ -133,14 +133,25 @@ class Binder {
     const size_t inner = experts.intermediate_size;
     const TensorView gate_up = source_.Take(prefix + "gate_up_proj", {count, 2 * inner, hidden});
     const TensorView down = source_.Take(prefix + "down_proj", {count, hidden, inner});
-    experts.w13_dtype = gate_up.dtype;
-    experts.w2_dtype = down.dtype;
+    SetShape(experts, gate_up.dtype, down.dtype);
     const size_t matrix_bytes = inner * hidden * DTypeBytes(gate_up.dtype);
     for (size_t e = 0; e < count; ++e) {
-      experts.w1.push_back(gate_up.data + 2 * e * matrix_bytes);
-      experts.w3.push_back(gate_up.data + (2 * e + 1) * matrix_bytes);
-      experts.w2.push_back(down.data + e * inner * hidden * DTypeBytes(down.dtype));
+      experts.w1.data.push_back(gate_up.data + 2 * e * matrix_bytes);
+      experts.w3.data.push_back(gate_up.data + (2 * e + 1) * matrix_bytes);
+      experts.w2.data.push_back(down.data + e * inner * hidden * DTypeBytes(down.dtype));
     }
+  }
+
+  // Formats and shapes of the banks, whose pointers follow.
+  static void SetShape(moe::ExpertWeights& experts, DType w13, DType w2) {
+    for (moe::ExpertBank* bank : {&experts.w1, &experts.w3}) {
+      bank->format.dtype = w13;
+      bank->rows = experts.intermediate_size;
+      bank->cols = experts.hidden_size;
+    }
+    experts.w2.format.dtype = w2;
+    experts.w2.rows = experts.hidden_size;
+    experts.w2.cols = experts.intermediate_size;
   }
 
   void BindSeparateExperts(const std::string& prefix, moe::ExpertWeights& experts) {
@@ -157,17 +168,14 @@ class Binder {
       const TensorView gate = take(names.gate, inner, hidden);
       const TensorView up = take(names.up, inner, hidden);
       const TensorView down = take(names.down, hidden, inner);
-      if (e == 0) {
-        experts.w13_dtype = gate.dtype;
-        experts.w2_dtype = down.dtype;
-      }
+      if (e == 0) SetShape(experts, gate.dtype, down.dtype);
       const std::string name = fmt::format("{}{}", prefix, e);
-      same_type_.push_back({name, experts.w13_dtype, gate.dtype});
-      same_type_.push_back({name, experts.w13_dtype, up.dtype});
-      same_type_.push_back({name, experts.w2_dtype, down.dtype});
-      experts.w1.push_back(gate.data);
-      experts.w3.push_back(up.data);
-      experts.w2.push_back(down.data);
+      same_type_.push_back({name, experts.w1.format.dtype, gate.dtype});
+      same_type_.push_back({name, experts.w1.format.dtype, up.dtype});
+      same_type_.push_back({name, experts.w2.format.dtype, down.dtype});
+      experts.w1.data.push_back(gate.data);
+      experts.w3.data.push_back(up.data);
+      experts.w2.data.push_back(down.data);
     }
   }
 

@@ -24,7 +24,7 @@ class MoeLayerTest : public ::testing::Test {
         context_{pool_, arena_} {
     config_.topk.num_experts = 6;
     config_.topk.top_k = 2;
-    config_.layer_id = 3;
+    config_.runner.layer_id = 3;
   }
   std::mt19937_64 random_;
   MoeCase case_;
@@ -65,8 +65,8 @@ TEST_F(MoeLayerTest, AutoTakesTheSchemesFirstRunner) {
 }
 
 TEST_F(MoeLayerTest, RefusesWhatCannotBe) {
-  ExpectError(ErrorCode::kNotFound, {"runner \"ascend\"", "aiter"},
-              [&] { MoeLayer(BuiltinRegistry(), config_, {.runner = "ascend"}, case_.Weights()); });
+  ExpectError(ErrorCode::kNotFound, {"runner \"ascent\"", "aiter"},
+              [&] { MoeLayer(BuiltinRegistry(), config_, {.runner = "ascent"}, case_.Weights()); });
   ExpectError(ErrorCode::kUnsupported, {"--moe-a2a mori"},
               [&] { MoeLayer(BuiltinRegistry(), config_, {.a2a = "mori"}, case_.Weights()); });
   MoeLayerConfig too_many = config_;
@@ -74,12 +74,15 @@ TEST_F(MoeLayerTest, RefusesWhatCannotBe) {
   ExpectError(ErrorCode::kInvalidArgument, {"top_k", "1 to 6", "7"},
               [&] { MoeLayer(BuiltinRegistry(), too_many, {}, case_.Weights()); });
   MoeLayerConfig other_scheme = config_;
-  other_scheme.scheme = "fp8_block";
-  ExpectError(ErrorCode::kNotFound, {"scheme \"fp8_block\"", "unquant"},
+  other_scheme.scheme_w2 = "fp8_blok";
+  ExpectError(ErrorCode::kNotFound, {"scheme \"fp8_blok\"", "did you mean \"fp8_block\""},
+              [&] { MoeLayer(BuiltinRegistry(), other_scheme, {}, case_.Weights()); });
+  other_scheme.scheme_w2 = "fp8_block";
+  ExpectError(ErrorCode::kInvalidArgument, {"layer 3", "w2 (down)", "scheme fp8_block", "F32"},
               [&] { MoeLayer(BuiltinRegistry(), other_scheme, {}, case_.Weights()); });
   ExpertWeights short_weights = case_.Weights();
-  short_weights.w2.pop_back();
-  ExpectError(ErrorCode::kInvalidArgument, {"layer 3", "6 experts", "5 (w2)"},
+  short_weights.w2.data.pop_back();
+  ExpectError(ErrorCode::kInvalidArgument, {"layer 3", "w2 (down)", "6 experts", "weights of 5"},
               [&] { MoeLayer(BuiltinRegistry(), config_, {}, short_weights); });
   MoeCase halves(6, 20, 12, DType::kF16, random_);
   ExpectError(ErrorCode::kUnsupported, {"--act-dtype bf16", "F16"}, [&] {
@@ -92,7 +95,7 @@ TEST_F(MoeLayerTest, ARegisteredRunnerStillNeedsTheScheme) {
   Registry registry;
   RegisterBuiltins(registry);
   registry.Add(RunnerEntry{"mine", "a runner of a test", nullptr});
-  ExpectError(ErrorCode::kUnsupported, {"runner mine", "scheme unquant", "aiter, reference"},
+  ExpectError(ErrorCode::kUnsupported, {"runner mine", "scheme unquant", "aiter"},
               [&] { MoeLayer(registry, config_, {.runner = "mine"}, case_.Weights()); });
 }
 
@@ -111,11 +114,12 @@ TEST_F(MoeLayerTest, DispatcherStages) {
   ExpectError(ErrorCode::kFailedPrecondition, {"layer 5", "outstanding"},
               [&] { dispatcher->Dispatch(context_, rows, {}); });
   StandardCombineInput wrong_rows(context_.arena.AllocateRows(3, 4));
-  ExpectError(ErrorCode::kInvalidArgument, {"2 tokens", "3 came"},
+  ExpectError(ErrorCode::kInvalidArgument, {"2 rows must come back", "found 3"},
               [&] { dispatcher->Combine(context_, wrong_rows); });
   StandardCombineInput wrong_promise = input;
   wrong_promise.promises.weights_applied_by = WeightsAppliedBy::kCombine;
-  ExpectError(ErrorCode::kInvalidArgument, {"promises"},
+  ExpectError(ErrorCode::kInvalidArgument,
+              {"layer 5", "weights applied by the runner", "weights applied by the combine"},
               [&] { dispatcher->Combine(context_, wrong_promise); });
   EXPECT_EQ(dispatcher->Combine(context_, input).rows, 2u);
   ExpectError(ErrorCode::kFailedPrecondition, {"combine without"},
@@ -136,7 +140,7 @@ TEST_F(MoeLayerTest, StaysUsableAfterAnErrorInTheRunner) {
                     const MoeRunnerConfig& config) -> const CombineInput& {
                    if (fail) throw Error(ErrorCode::kInternal, "planted");
                    return *context.arena.New<StandardCombineInput>(context.arena.AllocateRows(
-                       AsStandard(output).hidden_states.rows, config.hidden_size));
+                       As<StandardDispatchOutput>(output).hidden_states.rows, config.hidden_size));
                  }});
   MoeLayer layer(registry, config_, {}, case_.Weights());
   const std::vector<float> hidden(40);

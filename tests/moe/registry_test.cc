@@ -18,7 +18,7 @@ TEST(Registry, BuiltinsAreThereOnce) {
   RegisterBuiltins(registry);
   EXPECT_EQ(registry.FindRunner("aiter").name, "aiter");
   EXPECT_EQ(registry.FindRunner("reference").name, "reference");
-  EXPECT_EQ(registry.DispatcherForA2a("none").name, "standard");
+  EXPECT_EQ(registry.DispatcherFor("none", "aiter").name, "standard");
   EXPECT_EQ(registry.FindScheme("unquant").name, "unquant");
   for (const PrePermuteEntry& pre : registry.pre_permutes()) {
     EXPECT_NO_THROW(registry.FindPostPermute(pre.runner, pre.format))
@@ -53,17 +53,17 @@ TEST(Registry, DuplicatesNameTheirKeys) {
 TEST(Registry, MissesNameBothKeysAndWhatThereIs) {
   const Registry& registry = BuiltinRegistry();
   ExpectError(ErrorCode::kNotFound,
-              {"pre-permute", "deepep_ll", "aiter",
+              {"pre-permute", "deepep_v2", "aiter",
                "registered:", "(dispatch format standard, runner aiter)"},
-              [&] { registry.FindPrePermute(DispatchFormat::kDeepepLl, "aiter"); });
+              [&] { registry.FindPrePermute(DispatchFormat::kDeepepV2, "aiter"); });
   ExpectError(ErrorCode::kNotFound, {"post-permute", "ascend_tp", "reference"},
               [&] { registry.FindPostPermute("reference", DispatchFormat::kAscendTp); });
   ExpectError(ErrorCode::kNotFound, {"runner \"aitre\"", "did you mean \"aiter\""},
               [&] { registry.FindRunner("aitre"); });
-  ExpectError(ErrorCode::kNotFound, {"scheme", "fp8"}, [&] { registry.FindScheme("fp8"); });
+  ExpectError(ErrorCode::kNotFound, {"scheme", "fp9"}, [&] { registry.FindScheme("fp9"); });
   ExpectError(ErrorCode::kNotFound, {"dispatcher"}, [&] { registry.FindDispatcher("mori"); });
   ExpectError(ErrorCode::kUnsupported, {"--moe-a2a deepep", "none"},
-              [&] { registry.DispatcherForA2a("deepep"); });
+              [&] { registry.DispatcherFor("deepep", "aiter"); });
   EXPECT_EQ(registry.FindFused("none", "aiter"), nullptr) << "a missing fused function is no error";
 }
 
@@ -71,15 +71,16 @@ TEST(Registry, MissesNameBothKeysAndWhatThereIs) {
 TEST(MoeRunner, TakesTheFusedFunctionUnlessDisabled) {
   Registry registry;
   RegisterBuiltins(registry);
-  registry.Add(FusedEntry{
-      "none", "aiter",
-      [](ExecContext& context, const DispatchOutput& output, const MoeQuantInfo&,
-         const MoeRunnerConfig& config) -> const CombineInput& {
-        const Rows rows =
-            context.arena.AllocateRows(AsStandard(output).hidden_states.rows, config.hidden_size);
-        for (size_t t = 0; t < rows.rows; ++t) std::fill_n(rows.Row(t), rows.cols, 42.0f);
-        return *context.arena.New<StandardCombineInput>(rows);
-      }});
+  registry.Add(
+      FusedEntry{"none", "aiter",
+                 [](ExecContext& context, const DispatchOutput& output, const MoeQuantInfo&,
+                    const MoeRunnerConfig& config) -> const CombineInput& {
+                   const Rows rows = context.arena.AllocateRows(
+                       As<StandardDispatchOutput>(output).hidden_states.rows, config.hidden_size);
+                   for (size_t t = 0; t < rows.rows; ++t)
+                     std::fill_n(rows.Row(t), rows.cols, 42.0f);
+                   return *context.arena.New<StandardCombineInput>(rows);
+                 }});
   MoeRunnerConfig config;
   config.hidden_size = 3;
   const auto fused =
@@ -93,7 +94,8 @@ TEST(MoeRunner, TakesTheFusedFunctionUnlessDisabled) {
   ExecContext context{pool, arena};
   const std::vector<float> x(6, 1.0f);
   const StandardDispatchOutput dispatched(ConstRows(x.data(), 2, 3), TopKOutput{});
-  EXPECT_EQ(AsStandard(fused->Run(context, dispatched, {})).hidden_states.Row(1)[2], 42.0f);
+  EXPECT_EQ(As<StandardCombineInput>(fused->Run(context, dispatched, {})).hidden_states.Row(1)[2],
+            42.0f);
 }
 
 TEST(MoeRunner, AMissingPairIsAnErrorAtConstruction) {
@@ -118,7 +120,8 @@ TEST(RunningState, IsTyped) {
 
 TEST(DispatchOutput, CastsAreChecked) {
   const DispatchOutput other{DispatchFormat::kDeepepLl, {}};
-  ExpectError(ErrorCode::kInternal, {"deepep_ll", "standard"}, [&] { AsStandard(other); });
+  ExpectError(ErrorCode::kInternal, {"deepep_ll", "standard"},
+              [&] { As<StandardDispatchOutput>(other); });
 }
 
 }  // namespace

@@ -63,8 +63,11 @@ Result RunPair(const PrePermuteEntry& pair, const MoeCase& layer, const Tokens& 
   const ConstRows hidden(tokens.hidden.data(), tokens.count, layer.hidden());
   const TopKOutput topk{tokens.count, tokens.top_k, tokens.weights, tokens.ids, {}};
   const StandardDispatchOutput dispatched(hidden, topk);
-  const MoeQuantInfo info = BuiltinRegistry().FindScheme("unquant").quant_info(weights);
-  const Rows rows = AsStandard(runner->Run(context, dispatched, info)).hidden_states;
+  MoeQuantInfo info;
+  info.w1 = weights.w1.View();
+  info.w3 = weights.w3.View();
+  info.w2 = weights.w2.View();
+  const Rows rows = As<StandardCombineInput>(runner->Run(context, dispatched, info)).hidden_states;
   Result result;
   for (size_t t = 0; t < rows.rows; ++t)
     result.rows.insert(result.rows.end(), rows.Row(t), rows.Row(t) + rows.cols);

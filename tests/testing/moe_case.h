@@ -34,15 +34,11 @@ class MoeCase {
 
   moe::ExpertWeights Weights() const {
     moe::ExpertWeights weights;
-    weights.w13_dtype = weights.w2_dtype = dtype_;
     weights.hidden_size = hidden_;
     weights.intermediate_size = intermediate_;
-    const size_t bytes = hidden_ * intermediate_ * DTypeBytes(dtype_);
-    for (size_t e = 0; e < experts_; ++e) {
-      weights.w1.push_back(w1_.data() + e * bytes);
-      weights.w3.push_back(w3_.data() + e * bytes);
-      weights.w2.push_back(w2_.data() + e * bytes);
-    }
+    weights.w1 = Bank(w1_, intermediate_, hidden_);
+    weights.w3 = Bank(w3_, intermediate_, hidden_);
+    weights.w2 = Bank(w2_, hidden_, intermediate_);
     return weights;
   }
 
@@ -80,6 +76,16 @@ class MoeCase {
   }
 
  private:
+  moe::ExpertBank Bank(const std::vector<std::byte>& bytes, size_t rows, size_t cols) const {
+    moe::ExpertBank bank;
+    bank.format.dtype = dtype_;
+    bank.rows = rows;
+    bank.cols = cols;
+    for (size_t e = 0; e < experts_; ++e)
+      bank.data.push_back(bytes.data() + e * rows * cols * DTypeBytes(dtype_));
+    return bank;
+  }
+
   size_t experts_, hidden_, intermediate_;
   DType dtype_;
   std::vector<std::byte> w1_, w3_, w2_;

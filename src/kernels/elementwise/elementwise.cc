@@ -32,6 +32,15 @@ void ScaleAddToRow(const float* HWY_RESTRICT x, float scale, size_t n, float* HW
                out + i, n - i);
 }
 
+void ScaleRow(float* x, float scale, size_t n) {
+  const DF df;
+  const size_t lanes = hn::Lanes(df);
+  const VF s = hn::Set(df, scale);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) hn::StoreU(hn::Mul(s, hn::LoadU(df, x + i)), df, x + i);
+  for (; i < n; ++i) x[i] *= scale;
+}
+
 void ClampRow(float* x, float limit, size_t n) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
@@ -50,12 +59,16 @@ HWY_AFTER_NAMESPACE();
 namespace switchyard::kernels {
 HWY_EXPORT(AddToRow);
 HWY_EXPORT(ScaleAddToRow);
+HWY_EXPORT(ScaleRow);
 HWY_EXPORT(ClampRow);
 void AddTo(const float* x, size_t n, float* out) noexcept {
   HWY_DYNAMIC_DISPATCH(AddToRow)(x, n, out);
 }
 void ScaleAddTo(const float* x, float scale, size_t n, float* out) noexcept {
   HWY_DYNAMIC_DISPATCH(ScaleAddToRow)(x, scale, n, out);
+}
+void Scale(float* x, float scale, size_t n) noexcept {
+  HWY_DYNAMIC_DISPATCH(ScaleRow)(x, scale, n);
 }
 void Clamp(float* x, float limit, size_t n) noexcept {
   HWY_DYNAMIC_DISPATCH(ClampRow)(x, limit, n);

@@ -8,10 +8,14 @@
 namespace switchyard::moe {
 namespace {
 
-void RequireStandard(DispatchFormat format, std::string_view what) {
-  if (format == DispatchFormat::kStandard) return;
-  throw Error(ErrorCode::kInternal, fmt::format("{} of format {} was taken for format standard",
-                                                what, DispatchFormatName(format)));
+std::string_view SumsOwedName(SumsOwed sums) {
+  switch (sums) {
+    case SumsOwed::kNone: return "no sums owed";
+    case SumsOwed::kExpertParallel: return "a sum over the EP ranks owed";
+    case SumsOwed::kMoeTensorParallel: return "a sum over the MoE-TP ranks owed";
+    case SumsOwed::kBoth: return "sums over the EP and MoE-TP ranks owed";
+  }
+  return "?";
 }
 
 }  // namespace
@@ -53,14 +57,37 @@ std::string_view DispatchFormatName(DispatchFormat format) {
   return "?";
 }
 
-const StandardDispatchOutput& AsStandard(const DispatchOutput& output) {
-  RequireStandard(output.format, "a dispatch output");
-  return static_cast<const StandardDispatchOutput&>(output);
+std::string DescribePromises(const DispatchPromises& promises) {
+  return fmt::format(
+      "{} rows, weights applied by the {}, {} ids, {}",
+      promises.row_kind == RowKind::kToken ? "token" : "expanded",
+      promises.weights_applied_by == WeightsAppliedBy::kRunner ? "runner" : "combine",
+      promises.id_space == IdSpace::kGlobal ? "global" : "local", SumsOwedName(promises.sums_owed));
 }
 
-const StandardCombineInput& AsStandard(const CombineInput& input) {
-  RequireStandard(input.format, "a combine input");
-  return static_cast<const StandardCombineInput&>(input);
+void RequireFormat(DispatchFormat found, DispatchFormat expected) {
+  if (found == expected) return;
+  throw Error(ErrorCode::kInternal,
+              fmt::format("format {} was taken for format {}", DispatchFormatName(found),
+                          DispatchFormatName(expected)));
+}
+
+void CheckAnswer(const CombineInput& input, DispatchFormat format, const DispatchPromises& promises,
+                 std::string_view dispatcher, size_t layer_id) {
+  if (input.format != format || !(input.promises == promises)) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("layer {}: the {} dispatcher sent format {} ({}), and was given a "
+                    "combine input of format {} ({})",
+                    layer_id, dispatcher, DispatchFormatName(format), DescribePromises(promises),
+                    DispatchFormatName(input.format), DescribePromises(input.promises)));
+  }
+  if (input.routewise != RoutewiseLayout::kNone) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("layer {}: the {} dispatcher was given rows that are not summed over "
+                            "the top-k yet (routewise); the model's finalizer takes those",
+                            layer_id, dispatcher));
+  }
 }
 
 }  // namespace switchyard::moe

@@ -10,7 +10,8 @@ namespace {
 
 class StandardDispatcher : public Dispatcher {
  public:
-  explicit StandardDispatcher(const MoeRunnerConfig& config) : layer_id_(config.layer_id) {}
+  explicit StandardDispatcher(const MoeRunnerConfig& config)
+      : layer_id_(config.layer_id), no_combine_(config.no_combine) {}
 
   DispatchFormat format() const override { return DispatchFormat::kStandard; }
 
@@ -18,24 +19,29 @@ class StandardDispatcher : public Dispatcher {
                                  const TopKOutput& topk) override {
     if (outstanding_) Refuse("dispatch while another dispatch is outstanding");
     outstanding_ = true;
-    num_tokens_ = hidden.rows;
+    num_rows_back_ = hidden.rows * (no_combine_ ? topk.top_k : 1);
     return *context.arena.New<StandardDispatchOutput>(hidden, topk);
   }
 
   Rows Combine(ExecContext&, const CombineInput& input) override {
     if (!outstanding_) Refuse("combine without an outstanding dispatch");
-    if (input.format != format() || !(input.promises == DispatchPromises{})) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("layer {}: the standard dispatcher was given a combine input of "
-                              "format {} or with other "
-                              "promises than its dispatch made",
-                              layer_id_, DispatchFormatName(input.format)));
+    CombineInput checked = input;
+    if (no_combine_) {
+      // The K rows of a token are the layer's result, and nobody sums them here.
+      if (checked.routewise != RoutewiseLayout::kTokenTopk) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    fmt::format("layer {}: no_combine is set, and the combine input does not hold "
+                                "one row for each of a token's experts",
+                                layer_id_));
+      }
+      checked.routewise = RoutewiseLayout::kNone;
     }
-    const Rows rows = AsStandard(input).hidden_states;
-    if (rows.rows != num_tokens_) {
+    CheckAnswer(checked, format(), kTokenRows, "standard", layer_id_);
+    const Rows rows = As<StandardCombineInput>(input).hidden_states;
+    if (rows.rows != num_rows_back_) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("layer {}: {} tokens were dispatched, {} came to combine", layer_id_,
-                              num_tokens_, rows.rows));
+                  fmt::format("layer {}: {} rows must come back to combine, found {}", layer_id_,
+                              num_rows_back_, rows.rows));
     }
     outstanding_ = false;
     return rows;
@@ -50,7 +56,8 @@ class StandardDispatcher : public Dispatcher {
   }
 
   size_t layer_id_;
-  size_t num_tokens_ = 0;
+  bool no_combine_;
+  size_t num_rows_back_ = 0;
   bool outstanding_ = false;
 };
 

@@ -5,63 +5,179 @@
 
 #include <algorithm>
 
+#include "quant/linear.h"
 #include "switchyard/core/error.h"
 #include "switchyard/moe/routing/select_experts.h"
 
 namespace switchyard::moe {
 namespace {
 
-// "auto" is the scheme's first choice; anything else must be registered, and on the scheme's list.
-std::string ChooseRunner(const Registry& registry, const SchemeEntry& scheme,
-                         const MoeLayerOptions& options, size_t layer_id) {
-  const std::vector<std::string_view> able = scheme.runners();
-  if (options.runner == "auto") return std::string(able.front());
-  registry.FindRunner(options.runner);
-  if (std::find(able.begin(), able.end(), options.runner) == able.end()) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("layer {}: runner {} does not compute scheme {}; runners that do: {}",
-                            layer_id, options.runner, scheme.name, fmt::join(able, ", ")));
+[[noreturn]] void Refuse(ErrorCode code, size_t layer_id, const std::string& what) {
+  throw Error(code, fmt::format("layer {}: {}", layer_id, what));
+}
+
+// Runners that compute both schemes, best first.
+std::vector<std::string_view> CommonRunners(const SchemeEntry& w13, const SchemeEntry& w2) {
+  std::vector<std::string_view> common;
+  for (std::string_view runner : w13.runners) {
+    if (std::find(w2.runners.begin(), w2.runners.end(), runner) != w2.runners.end())
+      common.push_back(runner);
   }
-  return options.runner;
+  return common;
+}
+
+// "auto" is the schemes' first choice; anything else must be registered, and on their lists.
+std::string ChooseRunner(const Registry& registry, const SchemeEntry& w13, const SchemeEntry& w2,
+                         const MoeLayerOptions& options, size_t layer_id) {
+  const std::vector<std::string_view> able = CommonRunners(w13, w2);
+  if (options.runner != "auto") registry.FindRunner(options.runner);
+  const bool listed = std::find(able.begin(), able.end(), options.runner) != able.end();
+  if (able.empty() || (options.runner != "auto" && !listed)) {
+    const std::string schemes =
+        w13.name == w2.name ? fmt::format("scheme {}", w13.name)
+                            : fmt::format("schemes {} (w13) and {} (w2)", w13.name, w2.name);
+    Refuse(ErrorCode::kUnsupported, layer_id,
+           fmt::format("runner {} does not compute {}; runners that do: {}", options.runner,
+                       schemes, able.empty() ? "none" : fmt::format("{}", fmt::join(able, ", "))));
+  }
+  return options.runner == "auto" ? std::string(able.front()) : options.runner;
+}
+
+// Number of experts, shape, format and the lists that the format needs.
+void CheckBank(const ExpertBank& bank, std::string_view name, const SchemeEntry& scheme,
+               size_t experts, size_t rows, size_t cols, size_t layer_id) {
+  const auto refuse = [&](const std::string& what) {
+    Refuse(ErrorCode::kInvalidArgument, layer_id, fmt::format("{}: {}", name, what));
+  };
+  if (bank.data.size() != experts)
+    refuse(fmt::format("{} experts are routed to, weights of {} were given", experts,
+                       bank.data.size()));
+  if (bank.rows != rows || bank.cols != cols)
+    refuse(fmt::format("expected [{}, {}], found [{}, {}]", rows, cols, bank.rows, bank.cols));
+  if (!scheme.accepts(bank.format, rows, cols)) {
+    refuse(fmt::format("scheme {} holds {}; found {} with scales of {} per {}x{}{}", scheme.name,
+                       scheme.format_summary, DTypeName(bank.format.dtype),
+                       DTypeName(bank.format.scale_dtype), bank.format.scale_rows,
+                       bank.format.scale_cols, bank.format.has_zero ? " and zero points" : ""));
+  }
+  if (bank.format.is_quantized() && bank.scale.size() != experts)
+    refuse(fmt::format("scheme {} needs scales of {} experts, found {}", scheme.name, experts,
+                       bank.scale.size()));
+  if (bank.format.has_zero && bank.zero.size() != experts)
+    refuse(fmt::format("scheme {} needs zero points of {} experts, found {}", scheme.name, experts,
+                       bank.zero.size()));
+  if (!bank.bias.empty() && bank.bias.size() != experts)
+    refuse(fmt::format("biases of {} experts were given, expected {}", bank.bias.size(), experts));
+}
+
+void CheckWeights(const MoeLayerConfig& config, const ExpertWeights& weights,
+                  const SchemeEntry& w13, const SchemeEntry& w2) {
+  const size_t layer_id = config.runner.layer_id;
+  size_t experts = config.topk.num_experts;
+  if (!config.expert_mask.empty()) {
+    if (config.expert_mask.size() < experts)
+      Refuse(ErrorCode::kInvalidArgument, layer_id,
+             fmt::format("the expert mask has {} entries, expected {}", config.expert_mask.size(),
+                         experts));
+    experts =
+        static_cast<size_t>(std::count_if(config.expert_mask.begin(), config.expert_mask.end(),
+                                          [](int32_t local) { return local != 0; }));
+  }
+  const size_t h = weights.hidden_size;
+  const size_t i = weights.intermediate_size;
+  CheckBank(weights.w1, config.runner.is_gated ? "w1 (gate)" : "w1", w13, experts, i, h, layer_id);
+  if (config.runner.is_gated) CheckBank(weights.w3, "w3 (up)", w13, experts, i, h, layer_id);
+  CheckBank(weights.w2, "w2 (down)", w2, experts, h, i, layer_id);
+}
+
+ActQuant ActQuantOf(const SchemeEntry& scheme, const ExpertBank& bank, bool enabled) {
+  if (!enabled) return {};
+  ActQuant how = bank.act;
+  how.kind = scheme.act_quant;
+  return how;
+}
+
+// The type in which un-quantised products take their activations.
+DType ActivationDType(const std::string& setting, const ExpertWeights& weights) {
+  DType dtype = DType::kF32;
+  bool first = true;
+  for (const ExpertBank* bank : {&weights.w1, &weights.w2}) {
+    if (bank->format.is_quantized()) continue;
+    const DType wanted = quant::ResolveActDType(setting, bank->format.dtype);
+    dtype = first || wanted == dtype ? wanted : DType::kF32;
+    first = false;
+  }
+  return dtype;
 }
 
 }  // namespace
 
 MoeLayer::MoeLayer(const Registry& registry, const MoeLayerConfig& config,
                    const MoeLayerOptions& options, ExpertWeights weights)
-    : config_(config), weights_(std::move(weights)), scheme_(&registry.FindScheme(config.scheme)) {
+    : config_(config),
+      weights_(std::move(weights)),
+      scheme_w13_(&registry.FindScheme(config.scheme_w13)),
+      scheme_w2_(&registry.FindScheme(config.scheme_w2)) {
   ValidateTopK(config_.topk);
-  if (weights_.w1.size() != config_.topk.num_experts || weights_.w3.size() != weights_.w1.size() ||
-      weights_.w2.size() != weights_.w1.size()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("layer {}: {} experts are routed to, weights of {} (w1), {} (w3) and "
-                            "{} (w2) were given",
-                            config_.layer_id, config_.topk.num_experts, weights_.w1.size(),
-                            weights_.w3.size(), weights_.w2.size()));
+  CheckWeights(config_, weights_, *scheme_w13_, *scheme_w2_);
+  quant_info_ = {weights_.w1.View(),
+                 weights_.w3.View(),
+                 weights_.w2.View(),
+                 ActQuantOf(*scheme_w13_, weights_.w1, options.activation_quant),
+                 ActQuantOf(*scheme_w2_, weights_.w2, options.activation_quant),
+                 config_.expert_mask,
+                 config_.hidden_pad,
+                 config_.intermediate_pad};
+  MoeRunnerConfig& runner = config_.runner;
+  runner.num_experts = config_.topk.num_experts;
+  runner.num_local_experts = weights_.w1.data.size();
+  runner.hidden_size = weights_.hidden_size;
+  runner.intermediate_size_per_partition = weights_.intermediate_size;
+  runner.top_k = config_.topk.top_k;
+  runner.activation_dtype = ActivationDType(options.act_dtype, weights_);
+  const MoeRunnerOptions runner_options{
+      ChooseRunner(registry, *scheme_w13_, *scheme_w2_, options, runner.layer_id), options.a2a,
+      options.disable_fused};
+  const DispatcherEntry& dispatcher = registry.DispatcherFor(options.a2a, runner_options.runner);
+  if (dispatcher.format != DispatchFormat::kStandard && runner.routed_scaling_factor != 1.0) {
+    // The sum is not finished in the runner: the factor goes into the weights (contract 2.6).
+    weight_scale_ = static_cast<float>(runner.routed_scaling_factor);
+    runner.routed_scaling_factor = 1.0;
   }
-  quant_info_ = scheme_->quant_info(weights_);
-  MoeRunnerConfig runner_config;
-  runner_config.num_experts = config_.topk.num_experts;
-  runner_config.num_local_experts = weights_.w1.size();
-  runner_config.hidden_size = weights_.hidden_size;
-  runner_config.intermediate_size_per_partition = weights_.intermediate_size;
-  runner_config.layer_id = config_.layer_id;
-  runner_config.top_k = config_.topk.top_k;
-  runner_config.activation = config_.activation;
-  runner_config.activation_dtype = scheme_->activation_dtype(options.act_dtype, weights_);
-  const DispatcherEntry& dispatcher = registry.DispatcherForA2a(options.a2a);
-  dispatcher_ = dispatcher.make(runner_config);
-  const MoeRunnerOptions runner_options{ChooseRunner(registry, *scheme_, options, config_.layer_id),
-                                        options.a2a, options.disable_fused};
-  runner_ = MoeRunner::Create(registry, runner_options, runner_config, dispatcher.format);
+  dispatcher_ = dispatcher.make(runner);
+  DispatcherQuantConfig wire;
+  wire.output = quant_info_.a13.kind == scheme_w13_->wire ? quant_info_.a13 : ActQuant{};
+  dispatcher_->SetQuantConfig(wire);
+  runner_ = MoeRunner::Create(registry, runner_options, runner, dispatcher.format);
 }
 
 Rows MoeLayer::Forward(ExecContext& context, ConstRows hidden, ConstRows router_logits,
                        RoutingRecord* record) {
   const TopKOutput topk = SelectExperts(context, config_.topk, router_logits, router_logits.rows);
   if (record != nullptr) record->topk = topk;
+  return ForwardRouted(context, hidden, topk);
+}
+
+Rows MoeLayer::ForwardRouted(ExecContext& context, ConstRows hidden, const TopKOutput& topk) {
+  const size_t layer_id = config_.runner.layer_id;
+  if (hidden.cols != weights_.hidden_size)
+    Refuse(ErrorCode::kInvalidArgument, layer_id,
+           fmt::format("hidden states have {} columns, expected {}", hidden.cols,
+                       weights_.hidden_size));
+  if (topk.num_tokens != hidden.rows || topk.ids.size() != topk.num_tokens * topk.top_k ||
+      topk.weights.size() != topk.ids.size())
+    Refuse(ErrorCode::kInvalidArgument, layer_id,
+           fmt::format("{} rows of hidden states, routing of {} tokens with {} ids and {} weights",
+                       hidden.rows, topk.num_tokens, topk.ids.size(), topk.weights.size()));
+  TopKOutput scaled = topk;
+  if (weight_scale_ != 1.0f) {
+    const std::span<float> weights = context.arena.AllocateSpan<float>(topk.weights.size());
+    for (size_t slot = 0; slot < weights.size(); ++slot)
+      weights[slot] = topk.weights[slot] * weight_scale_;
+    scaled.weights = weights;
+  }
   try {
-    const DispatchOutput& dispatched = dispatcher_->Dispatch(context, hidden, topk);
+    const DispatchOutput& dispatched = dispatcher_->Dispatch(context, hidden, scaled);
     return dispatcher_->Combine(context, runner_->Run(context, dispatched, quant_info_));
   } catch (...) {
     dispatcher_->Abort();

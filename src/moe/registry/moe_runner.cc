@@ -1,9 +1,27 @@
 #include "switchyard/moe/registry/moe_runner.h"
 
+#include <fmt/format.h>
+
 #include "switchyard/core/error.h"
 #include "switchyard/moe/registry/activation.h"
 
 namespace switchyard::moe {
+namespace {
+
+// Nothing is weighted or summed twice, or not at all: what the runner did is what the dispatch
+// asked for.
+void CheckPromises(const DispatchOutput& output, const CombineInput& answer,
+                   const std::string& runner, size_t layer_id) {
+  if (answer.format == output.format && answer.promises == output.promises) return;
+  throw Error(
+      ErrorCode::kInternal,
+      fmt::format("layer {}: a dispatch of format {} ({}) was answered by runner {} with "
+                  "format {} ({})",
+                  layer_id, DispatchFormatName(output.format), DescribePromises(output.promises),
+                  runner, DispatchFormatName(answer.format), DescribePromises(answer.promises)));
+}
+
+}  // namespace
 
 std::unique_ptr<MoeRunner> MoeRunner::Create(const Registry& registry,
                                              const MoeRunnerOptions& options,
@@ -23,11 +41,17 @@ std::unique_ptr<MoeRunner> MoeRunner::Create(const Registry& registry,
 
 const CombineInput& MoeRunner::Run(ExecContext& context, const DispatchOutput& output,
                                    const MoeQuantInfo& quant_info) const {
-  if (fused_ != nullptr) return fused_->run(context, output, quant_info, config_);
-  RunningState state;
-  const RunnerInput& input = pre_->run(context, output, quant_info, config_, state);
-  const RunnerOutput& result = core_->Run(context, input, quant_info, state);
-  return post_->run(context, result, quant_info, config_, state);
+  const CombineInput* answer;
+  if (fused_ != nullptr) {
+    answer = &fused_->run(context, output, quant_info, config_);
+  } else {
+    RunningState state;
+    const RunnerInput& input = pre_->run(context, output, quant_info, config_, state);
+    const RunnerOutput& result = core_->Run(context, input, quant_info, state);
+    answer = &post_->run(context, result, quant_info, config_, state);
+  }
+  CheckPromises(output, *answer, name_, config_.layer_id);
+  return *answer;
 }
 
 }  // namespace switchyard::moe

@@ -67,6 +67,44 @@ const Entry& FindPair(const std::vector<Entry>& entries, DispatchFormat format,
 
 }  // namespace
 
+ExpertMatrices ExpertBank::View() const {
+  ExpertMatrices view;
+  view.format = format;
+  view.rows = rows;
+  view.cols = cols;
+  view.stride = stride != 0 ? stride : cols;
+  view.scale_stride = scale_stride;
+  if (scale_stride == 0 && format.is_quantized() && format.scale_rows < rows)
+    view.scale_stride = (cols + format.scale_cols - 1) / format.scale_cols;
+  view.bias_stride = bias_stride;
+  view.data = data;
+  view.scale = scale;
+  view.zero = zero;
+  view.bias = bias;
+  return view;
+}
+
+double BitsPerWeight(const ExpertBank& bank) {
+  double bits = static_cast<double>(DTypeBits(bank.format.dtype));
+  if (!bank.format.is_quantized() || bank.rows == 0) return bits;
+  const auto blocks = [](size_t n, size_t block) { return (n + block - 1) / block; };
+  const size_t scales =
+      blocks(bank.rows, bank.format.scale_rows) * blocks(bank.cols, bank.format.scale_cols);
+  const size_t scale_bits = DTypeBits(bank.format.scale_dtype) + (bank.format.has_zero ? 8 : 0);
+  return bits +
+         static_cast<double>(scales * scale_bits) / static_cast<double>(bank.rows * bank.cols);
+}
+
+std::string_view QuantTypeName(QuantType type) {
+  switch (type) {
+    case QuantType::kNo: return "No";
+    case QuantType::kPerToken: return "per_Token";
+    case QuantType::kPer128x128: return "per_128x128";
+    case QuantType::kPer1x32: return "per_1x32";
+  }
+  return "?";
+}
+
 void RunningState::RequireType(bool same) {
   if (!same)
     throw Error(ErrorCode::kInternal, "the running state of this permute pair has another type");
@@ -111,14 +149,25 @@ const ActivationEntry& Registry::FindActivation(std::string_view name) const {
   return FindNamed(activations_, name, "activation");
 }
 
-const DispatcherEntry& Registry::DispatcherForA2a(std::string_view a2a) const {
-  std::vector<std::string_view> known;
+const DispatcherEntry& Registry::DispatcherFor(std::string_view a2a,
+                                               std::string_view runner) const {
+  bool has_backend = false;
+  std::vector<std::string> known;
   for (const DispatcherEntry& entry : dispatchers_) {
-    if (entry.a2a == a2a) return entry;
-    known.push_back(entry.a2a);
+    const bool wanted = entry.a2a == a2a;
+    has_backend = has_backend || wanted;
+    for (const PrePermuteEntry& pre : pre_permutes_) {
+      if (pre.format != entry.format) continue;
+      if (wanted && pre.runner == runner) return entry;
+      known.push_back(fmt::format("({}, {})", entry.a2a, pre.runner));
+    }
+    // A fused function takes the format as it is.
+    if (wanted && FindFused(a2a, runner) != nullptr) return entry;
   }
   throw Error(ErrorCode::kUnsupported,
-              fmt::format("--moe-a2a {}: this build has no dispatcher for it; there are: {}", a2a,
+              fmt::format("--moe-a2a {}: {}; pairs of backend and runner that there are: {}", a2a,
+                          has_backend ? fmt::format("runner {} takes no dispatch of it", runner)
+                                      : "this build has no dispatcher for it",
                           fmt::join(known, ", ")));
 }
 

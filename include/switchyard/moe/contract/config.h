@@ -31,6 +31,9 @@ struct MoeRunnerConfig {
   Activation formula;                // set by MoeRunner::Create from the fields above
   double routed_scaling_factor =
       1.0;  // of the routed sum, where the weights do not hold it yet (contract 2.6, place 2)
+  bool apply_router_weight_on_input = false;   // x times its weight before gemm1; needs top_k 1
+  bool no_combine = false;                     // return [T, K, H], do not sum over K
+  bool no_combine_keep_router_weight = false;  // with no_combine: the K rows are weighted
   DType activation_dtype =
       DType::kF32;  // arithmetic of activations: kF32, or kBF16 (rounded before each product)
 };

@@ -3,8 +3,13 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
 #include <string_view>
 
+#include "switchyard/core/quant_format.h"
 #include "switchyard/core/rows.h"
 #include "switchyard/moe/contract/topk.h"
 
@@ -28,16 +33,34 @@ enum class WeightsAppliedBy {
   kCombine
 };                                       // who multiplies by the routing weights and sums over K
 enum class IdSpace { kGlobal, kLocal };  // what the ids of a row count
+enum class SumsOwed {                    // who must still add partial results (contract 1.8)
+  kNone,
+  kExpertParallel,
+  kMoeTensorParallel,
+  kBoth
+};
 
 // Said by the dispatch, repeated by the combine; a mismatch is refused. They are what keeps a
-// result from being weighted or summed twice, or not at all.
+// result from being scaled, weighted or summed twice, or not at all.
 struct DispatchPromises {
   RowKind row_kind = RowKind::kToken;
   WeightsAppliedBy weights_applied_by = WeightsAppliedBy::kRunner;
   IdSpace id_space = IdSpace::kGlobal;
+  SumsOwed sums_owed = SumsOwed::kNone;
 
   friend bool operator==(const DispatchPromises&, const DispatchPromises&) = default;
 };
+// "token rows, weights applied by the runner, global ids, no sums owed"
+std::string DescribePromises(const DispatchPromises& promises);
+
+inline constexpr DispatchPromises kTokenRows{RowKind::kToken, WeightsAppliedBy::kRunner,
+                                             IdSpace::kGlobal, SumsOwed::kNone};
+inline constexpr DispatchPromises kExpandedRows{RowKind::kExpanded, WeightsAppliedBy::kCombine,
+                                                IdSpace::kLocal, SumsOwed::kNone};
+
+// Rows that were not summed over K yet, for a finalizer of the model (contract 1.4). No dispatcher
+// combines them.
+enum class RoutewiseLayout { kNone, kTokenTopk, kExpanded };
 
 // Base of every dispatch output; the concrete struct is named by `format`. Lives in the arena of
 // the step.
@@ -50,27 +73,144 @@ struct DispatchOutput {
 struct CombineInput {
   DispatchFormat format;
   DispatchPromises promises;
+  RoutewiseLayout routewise = RoutewiseLayout::kNone;
 };
 
 // Format "standard" (contract 3.2): every rank has all tokens, nothing was moved.
 struct StandardDispatchOutput : DispatchOutput {
-  ConstRows hidden_states;  // [T, H]
-  TopKOutput topk_output;   // global ids
+  static constexpr DispatchFormat kFormat = DispatchFormat::kStandard;
 
+  QuantRows hidden_states;  // [T, H]
+  TopKOutput topk_output;   // global ids, -1 = no expert
+
+  StandardDispatchOutput(const QuantRows& hidden, const TopKOutput& topk)
+      : DispatchOutput{kFormat, kTokenRows}, hidden_states(hidden), topk_output(topk) {}
   StandardDispatchOutput(ConstRows hidden, const TopKOutput& topk)
-      : DispatchOutput{DispatchFormat::kStandard, {}}, hidden_states(hidden), topk_output(topk) {}
+      : StandardDispatchOutput(QuantRows::Plain(hidden), topk) {}
 };
 
 // Answer to StandardDispatchOutput: rows weighted and summed over K by the runner.
 struct StandardCombineInput : CombineInput {
-  Rows hidden_states;  // [T, H]
+  static constexpr DispatchFormat kFormat = DispatchFormat::kStandard;
 
-  explicit StandardCombineInput(Rows hidden)
-      : CombineInput{DispatchFormat::kStandard, {}}, hidden_states(hidden) {}
+  Rows hidden_states;  // [T, H]; [T * K, H] with routewise kTokenTopk (no_combine)
+
+  explicit StandardCombineInput(Rows hidden, const DispatchPromises& kept = kTokenRows)
+      : CombineInput{kFormat, kept}, hidden_states(hidden) {}
 };
 
-// The concrete struct behind a base reference. Errors: kInternal if the format is another one.
-const StandardDispatchOutput& AsStandard(const DispatchOutput& output);
-const StandardCombineInput& AsStandard(const CombineInput& input);
+// How a group list says where the rows of an expert are (contract 4.1.3).
+enum class GroupListType { kCumulative = 0, kCounts = 1 };
+
+// Format "ascend_tp" (contract 3.3): every (token, expert) route is a row, sorted by expert.
+struct AscendTpDispatchOutput : DispatchOutput {
+  static constexpr DispatchFormat kFormat = DispatchFormat::kAscendTp;
+
+  QuantRows hidden_states;                    // [M, H], M = routes that are not -1
+  std::span<const float> topk_weights;        // [T, K], kept f32
+  std::span<const int32_t> topk_ids;          // [T, K]
+  std::span<const int32_t> expanded_row_idx;  // [T * K]: row of route t * K + k, or -1
+  std::span<const int64_t> expert_tokens;     // [E], as group_list_type says
+  GroupListType group_list_type = GroupListType::kCounts;
+  size_t num_tokens = 0;
+  size_t top_k = 0;
+
+  AscendTpDispatchOutput() : DispatchOutput{kFormat, kExpandedRows} {}
+};
+
+// Answer to AscendTpDispatchOutput: the rows in the same order, not weighted.
+struct AscendTpCombineInput : CombineInput {
+  static constexpr DispatchFormat kFormat = DispatchFormat::kAscendTp;
+
+  Rows hidden_states;  // [M, H]
+
+  explicit AscendTpCombineInput(Rows hidden, const DispatchPromises& kept = kExpandedRows)
+      : CombineInput{kFormat, kept}, hidden_states(hidden) {}
+};
+
+// What MORI adds to its dispatch outputs (contract 3.9).
+struct MoriDispatch {
+  size_t num_recv_tokens = 0;                // rows that are defined; the rest of the buffer is not
+  std::span<const int32_t> origin_topk_ids;  // [T, K] of the sender
+  std::span<const float> origin_topk_weights;  // [T, K] of the sender
+  std::optional<DType> out_dtype;              // what results are rounded to
+  size_t recv_cap = 0;                         // rows to look at, 0 = all
+  Rows expert_output;                          // where combine reads from, empty = anywhere
+  std::span<const int32_t> expert_mask;        // [E] of the global ids, 1 = local
+};
+
+// Format "deepep_normal" (contract 3.4). Two realisations, told apart by promises.row_kind:
+//   token: a row per received token, weighted and summed over its local experts by the runner;
+//   expanded: a row per (token, local expert), sorted by expert, weighted by combine.
+struct DeepepNormalDispatchOutput : DispatchOutput {
+  static constexpr DispatchFormat kFormat = DispatchFormat::kDeepepNormal;
+
+  QuantRows hidden_states;              // [N, H]
+  std::span<const int32_t> topk_ids;    // [N, K] local ids, -1 = other rank's; global with mori
+  std::span<const float> topk_weights;  // [N, K]
+  size_t top_k = 0;
+  std::span<const int32_t> num_recv_tokens_per_expert;  // [L]; empty with mori
+  const MoriDispatch* mori = nullptr;
+
+  explicit DeepepNormalDispatchOutput(const DispatchPromises& promises)
+      : DispatchOutput{kFormat, promises} {}
+};
+
+// Answer to DeepepNormalDispatchOutput, rows as its promises say.
+struct DeepepNormalCombineInput : CombineInput {
+  static constexpr DispatchFormat kFormat = DispatchFormat::kDeepepNormal;
+
+  Rows hidden_states;                   // [N, H]
+  std::span<const int32_t> topk_ids;    // as dispatched; the sender's with mori
+  std::span<const float> topk_weights;  // as topk_ids
+
+  DeepepNormalCombineInput(Rows hidden, const DispatchPromises& kept)
+      : CombineInput{kFormat, kept}, hidden_states(hidden) {}
+};
+
+// Format "deepep_ll" (contract 3.5): a slab of capacity rows for each local expert.
+struct DeepepLlDispatchOutput : DispatchOutput {
+  static constexpr DispatchFormat kFormat = DispatchFormat::kDeepepLl;
+
+  QuantRows hidden_states;              // [L * capacity, H]; expert e's rows start at e * capacity
+  std::span<const int32_t> masked_m;    // [L]: rows of each expert that are defined
+  size_t capacity = 0;                  // rows of an expert's slab
+  size_t expected_m = 0;                // a scheduling hint, never a bound
+  std::span<const int32_t> topk_ids;    // [T, K] of the sender
+  std::span<const float> topk_weights;  // [T, K] of the sender
+  size_t top_k = 0;
+
+  DeepepLlDispatchOutput() : DispatchOutput{kFormat, kExpandedRows} {}
+};
+
+// Answer to DeepepLlDispatchOutput: rows in their places, not weighted; places past masked_m
+// undefined.
+struct DeepepLlCombineInput : CombineInput {
+  static constexpr DispatchFormat kFormat = DispatchFormat::kDeepepLl;
+
+  Rows hidden_states;                   // [L * capacity, H]
+  std::span<const int32_t> topk_ids;    // [T, K] of the sender
+  std::span<const float> topk_weights;  // [T, K] of the sender
+
+  explicit DeepepLlCombineInput(Rows hidden, const DispatchPromises& kept = kExpandedRows)
+      : CombineInput{kFormat, kept}, hidden_states(hidden) {}
+};
+
+// Errors: kInternal naming both, unless they are equal.
+void RequireFormat(DispatchFormat found, DispatchFormat expected);
+
+// The concrete struct behind a base reference: As<StandardDispatchOutput>(output).
+// Errors: kInternal if the format is another one.
+template <typename Concrete, typename Base>
+const Concrete& As(const Base& base) {
+  RequireFormat(base.format, Concrete::kFormat);
+  return static_cast<const Concrete&>(base);
+}
+
+// Refuses a combine input that does not answer a dispatch: another format, another promise, or rows
+// that are still routewise.
+// Errors: kInvalidArgument naming the layer, `dispatcher` and both sides.
+void CheckAnswer(const CombineInput& input, DispatchFormat format, const DispatchPromises& promises,
+                 std::string_view dispatcher, size_t layer_id);
 
 }  // namespace switchyard::moe

@@ -10,6 +10,12 @@
 
 namespace switchyard::moe {
 
+// What the quant method tells a dispatcher once the weights are loaded (contract 3.0).
+struct DispatcherQuantConfig {
+  ActQuant output;    // how rows are quantised for the way; kNone = sent as they are
+  bool gguf = false;  // matrices are split on their output axis: results are gathered, not summed
+};
+
 // Sends tokens to the ranks that own their experts, and their results back. One per layer, one
 // dispatch outstanding.
 class Dispatcher {
@@ -18,6 +24,10 @@ class Dispatcher {
 
   // The layout that Dispatch returns and Combine takes.
   virtual DispatchFormat format() const = 0;
+
+  // Takes effect with the next Dispatch. A dispatcher that moves nothing has nothing to quantise.
+  // Errors: kUnsupported naming the kind that the dispatcher cannot send.
+  virtual void SetQuantConfig(const DispatcherQuantConfig&) {}
 
   // Shapes: hidden [T, H]; topk ids and weights [T, K]; T may be 0. The result lives in
   //   context.arena and refers to `hidden` and `topk` where nothing has to move.

@@ -6,40 +6,39 @@
 #include <span>
 #include <string_view>
 
-#include "switchyard/core/dtype.h"
+#include "switchyard/core/quant_format.h"
 #include "switchyard/core/rows.h"
+#include "switchyard/moe/contract/dispatch.h"
 
 namespace switchyard::moe {
 
-// One matrix per local expert, all of one shape and type, wherever each lies: a stacked bank and
-// one tensor per expert are read alike, without a copy.
-//
-// Shapes: data: L pointers to row-major [rows, cols]; row i of a matrix is at data + i * stride
-//   elements. Non-owning.
-struct ExpertMatrices {
-  std::span<const std::byte* const> data;
-  DType dtype = DType::kF32;
-  size_t rows = 0;
-  size_t cols = 0;
-  size_t stride = 0;
-};
-
 // Views of a layer's weights for one call (contract 1.5). gate = w1, up = w3, down = w2; together
-// w1 and w3 are the contract's w13.
+// w1 and w3 are the contract's w13. Each runner derives its own struct (AiterMoeQuantInfo,
+// AscendQuantInfo) from it.
 struct MoeQuantInfo {
   ExpertMatrices w1;  // [I, H]
-  ExpertMatrices w3;  // [I, H]
+  ExpertMatrices w3;  // [I, H]; no experts when the layer is not gated
   ExpertMatrices w2;  // [H, I]
+  ActQuant a13;       // of the rows that w1 and w3 multiply
+  ActQuant a2;        // of the rows that w2 multiplies
+
+  // Over the ids of a call, 1 = an expert of this rank; empty = all are. The n-th 1 is the expert n
+  // of the matrices.
+  std::span<const int32_t> expert_mask;
+  size_t hidden_pad = 0;        // last columns of H that only fill up a tile
+  size_t intermediate_pad = 0;  // last columns of I that do
 };
 
-// Base of every runner's input and output; `runner` says which struct it is. Objects live in the
-// arena of the step.
+// Base of every runner's input and output; `runner` says which struct it is, `promises` what the
+// dispatch expects (input) and what the rows are (output). Objects live in the arena of the step.
 struct RunnerInput {
   std::string_view runner;
+  DispatchPromises promises;
 };
 // See RunnerInput.
 struct RunnerOutput {
   std::string_view runner;
+  DispatchPromises promises;
 };
 
 }  // namespace switchyard::moe

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -88,6 +89,43 @@ struct PermuteEntry {
   PostPermuteEntry post;
 };
 
+// The signatures that MakePermutes takes: the concrete structs of one pair.
+template <typename Input, typename Dispatched>
+using PrePermuteFn = const Input& (*)(ExecContext&, const Dispatched&, const MoeQuantInfo&,
+                                      const MoeRunnerConfig&, RunningState&);
+// See PrePermuteFn.
+template <typename Output, typename Combined>
+using PostPermuteFn = const Combined& (*)(ExecContext&, const Output&, const MoeQuantInfo&,
+                                          const MoeRunnerConfig&, RunningState&);
+
+// The deduction behind MakePermutes.
+template <auto kPre, auto kPost, typename Input, typename Dispatched, typename Output,
+          typename Combined>
+constexpr PermuteEntry MakePermutesOf(PrePermuteFn<Input, Dispatched>,
+                                      PostPermuteFn<Output, Combined>) {
+  static_assert(Input::kRunner == Output::kRunner, "input and output of two runners");
+  static_assert(Dispatched::kFormat == Combined::kFormat,
+                "the combine input is not the answer to this dispatch format");
+  return {{Dispatched::kFormat, Input::kRunner,
+           [](ExecContext& context, const DispatchOutput& output, const MoeQuantInfo& quant_info,
+              const MoeRunnerConfig& config, RunningState& state) -> const RunnerInput& {
+             return kPre(context, As<Dispatched>(output), quant_info, config, state);
+           }},
+          {Output::kRunner, Combined::kFormat,
+           [](ExecContext& context, const RunnerOutput& output, const MoeQuantInfo& quant_info,
+              const MoeRunnerConfig& config, RunningState& state) -> const CombineInput& {
+             return kPost(context, static_cast<const Output&>(output), quant_info, config, state);
+           }}};
+}
+
+// An entry from two typed functions. A pair whose structs do not belong together (the runner of the
+// input is not that of the output, or the combine input does not answer the dispatch format) does
+// not compile.
+template <auto kPre, auto kPost>
+constexpr PermuteEntry MakePermutes() {
+  return MakePermutesOf<kPre, kPost>(kPre, kPost);
+}
+
 // Key: (a2a backend, runner name). Takes the place of permute, core and permute.
 struct FusedEntry {
   std::string_view a2a;
@@ -96,28 +134,53 @@ struct FusedEntry {
                              const MoeQuantInfo& quant_info, const MoeRunnerConfig& config);
 };
 
-// The storage of a layer's expert weights, as the loader found them. Owned by the layer.
+// The matrices of one product (w1, w3 or w2), as the loader found them. Owns the lists of pointers;
+// the bytes belong to the checkpoint.
+struct ExpertBank {
+  MatrixFormat format;
+  size_t rows = 0;
+  size_t cols = 0;
+  size_t stride = 0;        // elements; 0 = cols
+  size_t scale_stride = 0;  // elements; 0 = the width of the scale grid
+  size_t bias_stride = 1;
+  std::vector<const std::byte*> data, scale, zero;  // one pointer per local expert, or none
+  std::vector<const float*> bias;
+  ActQuant act;  // parameters of the scheme's activation quantiser; the kind is the scheme's
+
+  // Shapes: as ExpertMatrices; refers to this bank.
+  ExpertMatrices View() const;
+};
+
+// The storage of a layer's expert weights. Owned by the layer.
 struct ExpertWeights {
-  std::vector<const std::byte*> w1, w3, w2;  // one pointer per local expert
-  DType w13_dtype = DType::kF32;
-  DType w2_dtype = DType::kF32;
+  ExpertBank w1, w3, w2;  // [I, H], [I, H] (empty when not gated), [H, I]
   size_t hidden_size = 0;
   size_t intermediate_size = 0;
 };
 
-// Knows one checkpoint layout of expert weights: how to view it for a runner, and which runners
-// compute with it.
+// The quant types of contract 4.2: how the fused runner multiplies.
+enum class QuantType { kNo, kPerToken, kPer128x128, kPer1x32 };
+std::string_view QuantTypeName(QuantType type);
+
+// One checkpoint layout of an expert product: which formats it has, where it quantises activations,
+// and which runners compute with it. w13 and w2 of a layer may have different ones.
 struct SchemeEntry {
   std::string_view name;  // "unquant"
   std::string_view summary;
+  // Whether a bank in this format is of this scheme.
+  bool (*accepts)(const MatrixFormat& format, size_t rows, size_t cols);
+  std::string_view format_summary;  // for messages: "e4m3, f32 scale per 128x128 block"
+  // Of the rows that the product takes; kNone for weight-only schemes.
+  ActQuantKind act_quant;
+  QuantType quant_type;
   // Runner names, best first; the first is what --moe-runner auto takes.
-  std::vector<std::string_view> (*runners)();
-  MoeQuantInfo (*quant_info)(const ExpertWeights& weights);
-  // The dtype of activations under --act-dtype `setting`. Errors: kUnsupported naming both types.
-  DType (*activation_dtype)(std::string_view setting, const ExpertWeights& weights);
-  // Bits that one weight takes, scales included.
-  double (*bits_per_weight)(const ExpertWeights& weights);
+  std::span<const std::string_view> runners;
+  // What a dispatcher may send (contract 5.3, column dispatch); kNone = bf16 or f32 rows.
+  ActQuantKind wire;
 };
+
+// Bits that one weight takes, scales and zero points included.
+double BitsPerWeight(const ExpertBank& bank);
 
 // Filled at start-up by RegisterBuiltins and by the program, then read-only: layers keep references
 // to it.
@@ -138,8 +201,10 @@ class Registry {
 
   // Lookups by name or by pair.
   const DispatcherEntry& FindDispatcher(std::string_view name) const;
-  // The dispatcher that an a2a backend uses ("none" -> standard).
-  const DispatcherEntry& DispatcherForA2a(std::string_view a2a) const;
+  // The dispatcher of an a2a backend for a runner: the first of that backend whose format the
+  // runner takes ("none" is standard for aiter and ascend_tp for ascend).
+  // Errors: kUnsupported naming both and what there is.
+  const DispatcherEntry& DispatcherFor(std::string_view a2a, std::string_view runner) const;
   const RunnerEntry& FindRunner(std::string_view name) const;
   const PrePermuteEntry& FindPrePermute(DispatchFormat format, std::string_view runner) const;
   const PostPermuteEntry& FindPostPermute(std::string_view runner, DispatchFormat format) const;

@@ -7,6 +7,8 @@
 #include "kernels/convert/convert.h"
 #include "kernels/elementwise/elementwise.h"
 #include "moe/runners/builtin.h"
+#include "quant/act_quant.h"
+#include "quant/expert_matmul.h"
 #include "quant/linear.h"
 #include "switchyard/core/error.h"
 
@@ -25,173 +27,341 @@ struct SortedSlots {
   size_t num_rows = 0;
 };
 
+// Expert of every id, -1 where the mask skips it; empty without a mask.
+std::span<const int32_t> LocalExperts(ExecContext& context, std::span<const int32_t> mask) {
+  const std::span<int32_t> local = context.arena.AllocateSpan<int32_t>(mask.size());
+  int32_t next = 0;
+  for (size_t id = 0; id < mask.size(); ++id) local[id] = mask[id] != 0 ? next++ : -1;
+  return local;
+}
+
 // A counting sort: O(T K + E).
-SortedSlots SortByExpert(ExecContext& context, const AiterRunnerInput& input, size_t num_experts) {
-  const size_t num_slots = input.topk_ids.size();
-  SortedSlots sorted;
-  sorted.slots = context.arena.AllocateSpan<uint32_t>(num_slots);
-  sorted.row_of_slot = context.arena.AllocateSpan<int32_t>(num_slots);
-  const std::span<uint32_t> next = context.arena.AllocateSpan<uint32_t>(num_experts);
-  std::fill(next.begin(), next.end(), 0u);
-  for (int32_t id : input.topk_ids) {
-    if (id >= 0) ++next[static_cast<size_t>(id)];
-  }
-  sorted.experts = context.arena.AllocateSpan<uint32_t>(num_experts);
-  sorted.begin = context.arena.AllocateSpan<uint32_t>(num_experts + 1);
-  size_t used = 0;
-  uint32_t row = 0;
-  for (size_t e = 0; e < num_experts; ++e) {
-    const uint32_t count = next[e];
-    next[e] = row;
-    if (count == 0) continue;
-    sorted.experts[used] = static_cast<uint32_t>(e);
-    sorted.begin[used++] = row;
-    row += count;
-  }
-  sorted.begin[used] = row;
-  sorted.experts = sorted.experts.first(used);
-  sorted.num_rows = row;
-  for (size_t slot = 0; slot < num_slots; ++slot) {
-    const int32_t id = input.topk_ids[slot];
-    if (id < 0) {
-      sorted.row_of_slot[slot] = -1;
-      continue;
+class SlotSorter {
+ public:
+  SlotSorter(const AiterRunnerInput& input, std::span<const int32_t> local, size_t num_experts,
+             size_t layer_id)
+      : input_(input), local_(local), num_experts_(num_experts), layer_id_(layer_id) {}
+
+  SortedSlots Sort(ExecContext& context, size_t num_slots) const {
+    SortedSlots sorted;
+    sorted.row_of_slot = context.arena.AllocateSpan<int32_t>(num_slots);
+    const std::span<uint32_t> next = context.arena.AllocateSpan<uint32_t>(num_experts_);
+    std::fill(next.begin(), next.end(), 0u);
+    for (size_t slot = 0; slot < num_slots; ++slot) {
+      const int32_t expert = Expert(slot);
+      if (expert >= 0) ++next[static_cast<size_t>(expert)];
     }
-    const uint32_t at = next[static_cast<size_t>(id)]++;
-    sorted.slots[at] = static_cast<uint32_t>(slot);
-    sorted.row_of_slot[slot] = static_cast<int32_t>(at);
+    sorted.experts = context.arena.AllocateSpan<uint32_t>(num_experts_);
+    sorted.begin = context.arena.AllocateSpan<uint32_t>(num_experts_ + 1);
+    size_t used = 0;
+    uint32_t row = 0;
+    for (size_t e = 0; e < num_experts_; ++e) {
+      const uint32_t count = next[e];
+      next[e] = row;
+      if (count == 0) continue;
+      sorted.experts[used] = static_cast<uint32_t>(e);
+      sorted.begin[used++] = row;
+      row += count;
+    }
+    sorted.begin[used] = row;
+    sorted.experts = sorted.experts.first(used);
+    sorted.num_rows = row;
+    sorted.slots = context.arena.AllocateSpan<uint32_t>(row);
+    for (size_t slot = 0; slot < num_slots; ++slot) {
+      const int32_t expert = Expert(slot);
+      sorted.row_of_slot[slot] = -1;
+      if (expert < 0) continue;
+      const uint32_t at = next[static_cast<size_t>(expert)]++;
+      sorted.slots[at] = static_cast<uint32_t>(slot);
+      sorted.row_of_slot[slot] = static_cast<int32_t>(at);
+    }
+    return sorted;
   }
-  return sorted;
+
+ private:
+  // Which of the weights a slot wants; -1 = none.
+  int32_t Expert(size_t slot) const {
+    const int32_t id = input_.topk_ids[slot];
+    if (id == -1) return -1;
+    const size_t limit = local_.empty() ? num_experts_ : local_.size();
+    if (id < 0 || static_cast<size_t>(id) >= limit) RefuseId(slot, limit);
+    return local_.empty() ? id : local_[static_cast<size_t>(id)];
+  }
+
+  [[noreturn]] void RefuseId(size_t slot, size_t limit) const {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("layer {}: token {} names expert {}; ids are -1 to {}", layer_id_,
+                    slot / input_.top_k, input_.topk_ids[slot], static_cast<int64_t>(limit) - 1));
+  }
+
+  const AiterRunnerInput& input_;
+  std::span<const int32_t> local_;
+  size_t num_experts_;
+  size_t layer_id_;
+};
+
+// A bank without its padded columns and rows (hidden_pad, intermediate_pad).
+ExpertMatrices Trimmed(const ExpertMatrices& matrices, size_t row_pad, size_t col_pad) {
+  ExpertMatrices trimmed = matrices;
+  trimmed.rows -= std::min(row_pad, trimmed.rows);
+  trimmed.cols -= std::min(col_pad, trimmed.cols);
+  return trimmed;
 }
 
-// One product of some activation rows with rows [n0, n0 + n) of an expert's matrix.
-void Multiply(const ExpertMatrices& matrices, size_t expert, size_t n0, size_t n,
-              const quant::ActRows& x, float* out, size_t out_stride) {
-  kernels::MatmulArgs args;
-  args.a_rows = x.rows.data();
-  args.num_rows = x.rows.size();
-  args.w = matrices.data[expert] + n0 * matrices.stride * DTypeBytes(matrices.dtype);
-  args.w_stride = matrices.stride;
-  args.n = n;
-  args.k = matrices.cols;
-  args.out = out;
-  args.out_stride = out_stride;
-  quant::MatmulFor(x.dtype, matrices.dtype)(args);
+void AddBias(const ExpertMatrices& w, size_t expert, size_t n0, Rows out) {
+  if (w.bias.empty()) return;
+  for (size_t m = 0; m < out.rows; ++m) {
+    float* row = out.Row(m);
+    for (size_t n = 0; n < out.cols; ++n) row[n] += w.bias[expert][(n0 + n) * w.bias_stride];
+  }
 }
 
-// hidden = act(x W1^T) * (x W3^T) for every sorted row, in the type that the down product
-// multiplies with.
-quant::ActRows GateUp(ExecContext& context, const SortedSlots& sorted, const quant::ActRows& x,
-                      const MoeQuantInfo& weights, const Activation& activation,
-                      DType hidden_dtype) {
-  const size_t intermediate = weights.w1.rows;
-  // Rows start at multiples of 64 bytes.
-  const size_t stride = (intermediate + 31) / 32 * 32;
-  std::byte* hidden =
-      context.arena.AllocateSpan<std::byte>(sorted.num_rows * stride * DTypeBytes(hidden_dtype))
-          .data();
-  const std::span<const void*> hidden_rows =
-      context.arena.AllocateSpan<const void*>(sorted.num_rows);
-  for (size_t r = 0; r < sorted.num_rows; ++r)
-    hidden_rows[r] = hidden + r * stride * DTypeBytes(hidden_dtype);
-  const size_t task_rows =
-      quant::TaskRows(sorted.experts.size() * intermediate, context.pool.num_threads());
-  const size_t tasks_per_expert = (intermediate + task_rows - 1) / task_rows;
-  float* scratch =
-      context.arena.AllocateSpan<float>(context.pool.num_threads() * 2 * kRowsPerPass * task_rows)
-          .data();
-  context.pool.Run(sorted.experts.size() * tasks_per_expert, [&](size_t task, size_t worker) {
-    const size_t index = task / tasks_per_expert;
-    const size_t n0 = task % tasks_per_expert * task_rows;
-    const size_t n = std::min(task_rows, intermediate - n0);
-    float* gate = scratch + worker * 2 * kRowsPerPass * task_rows;
-    float* up = gate + kRowsPerPass * task_rows;
-    for (size_t row = sorted.begin[index]; row < sorted.begin[index + 1]; row += kRowsPerPass) {
-      const quant::ActRows pass =
-          x.Slice(row, std::min<size_t>(kRowsPerPass, sorted.begin[index + 1] - row));
-      Multiply(weights.w1, sorted.experts[index], n0, n, pass, gate, n);
-      Multiply(weights.w3, sorted.experts[index], n0, n, pass, up, n);
-      for (size_t r = 0; r < pass.rows.size(); ++r) {
-        std::byte* out = hidden + ((row + r) * stride + n0) * DTypeBytes(hidden_dtype);
-        float* y = gate + r * n;
-        activation(y, up + r * n, n, y);
-        kernels::ConvertFromF32(y, n, hidden_dtype, out);
+// The tokens that have an expert here, in order. Other rows (skipped tokens, the unused places of a
+// slab) are never read: they may hold anything, and must not count in a scale.
+struct LiveTokens {
+  std::span<uint32_t> rows;   // token of each live row
+  std::span<uint32_t> index;  // live row of each token that is one
+};
+
+LiveTokens FindLive(ExecContext& context, const SortedSlots& sorted, size_t num_tokens,
+                    size_t top_k) {
+  LiveTokens live;
+  live.rows = context.arena.AllocateSpan<uint32_t>(num_tokens);
+  live.index = context.arena.AllocateSpan<uint32_t>(num_tokens);
+  uint32_t count = 0;
+  for (size_t t = 0; t < num_tokens; ++t) {
+    const auto slots = sorted.row_of_slot.subspan(t * top_k, top_k);
+    if (std::none_of(slots.begin(), slots.end(), [](int32_t row) { return row >= 0; })) continue;
+    live.index[t] = count;
+    live.rows[count++] = static_cast<uint32_t>(t);
+  }
+  live.rows = live.rows.first(count);
+  return live;
+}
+
+// The live rows side by side; the rows themselves if all are live.
+QuantRows Compact(ExecContext& context, const QuantRows& x, std::span<const uint32_t> rows) {
+  if (rows.size() == x.rows) return x;
+  QuantRows compact = x;
+  compact.rows = rows.size();
+  std::byte* data = context.arena.AllocateSpan<std::byte>(rows.size() * x.stride).data();
+  const size_t row_bytes = BytesOf(x.dtype, x.cols);
+  for (size_t i = 0; i < rows.size(); ++i)
+    std::copy_n(x.Row(rows[i]), row_bytes, data + i * x.stride);
+  compact.data = data;
+  if (x.scale == nullptr || x.scale_stride == 0) return compact;
+  const size_t scale_bytes = x.scale_stride * DTypeBytes(x.scale_dtype);
+  std::byte* scale = context.arena.AllocateSpan<std::byte>(rows.size() * scale_bytes).data();
+  for (size_t i = 0; i < rows.size(); ++i)
+    std::copy_n(x.scale + rows[i] * scale_bytes, scale_bytes, scale + i * scale_bytes);
+  compact.scale = scale;
+  return compact;
+}
+
+// The rows that gemm1 multiplies: without padded columns, each times its router weight where the
+// layer wants that.
+QuantRows Gemm1Rows(ExecContext& context, const AiterRunnerInput& input,
+                    const AiterMoeQuantInfo& weights, std::span<const uint32_t> live) {
+  QuantRows x = Compact(context, input.hidden_states, live);
+  x.cols -= std::min(weights.hidden_pad, x.cols);
+  if (!weights.doweight_stage1) return x;
+  const Rows scaled = context.arena.AllocateRows(x.rows, x.cols);
+  quant::DequantizeRows(context, x, scaled);
+  for (size_t i = 0; i < scaled.rows; ++i)
+    kernels::Scale(scaled.Row(i), input.topk_weights[live[i]], scaled.cols);
+  return QuantRows::Plain(scaled);
+}
+
+// act(x W1^T + b1) * (x W3^T + b3) for every sorted row.
+class GateUp {
+ public:
+  GateUp(const SortedSlots& sorted, const quant::ActRows& x, const AiterMoeQuantInfo& weights,
+         const MoeRunnerConfig& config)
+      : sorted_(sorted), x_(x), weights_(weights), config_(config) {}
+
+  // Rows of f32, or of bf16 where that is what the down product takes.
+  QuantRows Run(ExecContext& context, DType hidden_dtype) const {
+    QuantRows hidden;
+    hidden.dtype = hidden_dtype;
+    hidden.rows = sorted_.num_rows;
+    hidden.cols = weights_.w1.rows;
+    hidden.stride = (hidden.cols * DTypeBytes(hidden_dtype) + 63) / 64 * 64;
+    std::byte* data = context.arena.AllocateSpan<std::byte>(hidden.rows * hidden.stride).data();
+    hidden.data = data;
+    const size_t task_rows =
+        quant::TaskRows(sorted_.experts.size() * hidden.cols, context.pool.num_threads());
+    const size_t tasks_per_expert = (hidden.cols + task_rows - 1) / task_rows;
+    const size_t decode = quant::ExpertScratchFloats(weights_.w1, task_rows);
+    const size_t scratch_each = decode + 2 * kRowsPerPass * task_rows;
+    float* scratch =
+        context.arena.AllocateSpan<float>(context.pool.num_threads() * scratch_each).data();
+    context.pool.Run(sorted_.experts.size() * tasks_per_expert, [&](size_t task, size_t worker) {
+      const size_t n0 = task % tasks_per_expert * task_rows;
+      const size_t n = std::min(task_rows, hidden.cols - n0);
+      float* gate = scratch + worker * scratch_each;
+      RunTask(task / tasks_per_expert, n0, n, gate,
+              std::span<float>(gate + 2 * kRowsPerPass * task_rows, decode), hidden, data);
+    });
+    return hidden;
+  }
+
+ private:
+  // Columns [n0, n0 + n) of the hidden rows of one expert.
+  void RunTask(size_t index, size_t n0, size_t n, float* gate, std::span<float> decode,
+               const QuantRows& hidden, std::byte* data) const {
+    const size_t expert = sorted_.experts[index];
+    float* up = gate + kRowsPerPass * n;
+    for (size_t row = sorted_.begin[index]; row < sorted_.begin[index + 1]; row += kRowsPerPass) {
+      const size_t count = std::min<size_t>(kRowsPerPass, sorted_.begin[index + 1] - row);
+      const quant::ActRows pass = x_.Slice(row, count);
+      quant::MultiplyExpert(pass, weights_.w1, expert, n0, n, decode, gate, n);
+      AddBias(weights_.w1, expert, n0, Rows(gate, count, n));
+      if (config_.is_gated) {
+        quant::MultiplyExpert(pass, weights_.w3, expert, n0, n, decode, up, n);
+        AddBias(weights_.w3, expert, n0, Rows(up, count, n));
+      }
+      for (size_t r = 0; r < count; ++r) {
+        float* g = gate + r * n;
+        std::byte* out = data + (row + r) * hidden.stride + n0 * DTypeBytes(hidden.dtype);
+        if (hidden.dtype == DType::kF32) {
+          config_.formula(g, up + r * n, n, reinterpret_cast<float*>(out));
+        } else {
+          config_.formula(g, up + r * n, n, g);
+          kernels::ConvertFromF32(g, n, hidden.dtype, out);
+        }
       }
     }
-  });
-  return {hidden_dtype, hidden_rows, intermediate};
+  }
+
+  const SortedSlots& sorted_;
+  const quant::ActRows& x_;
+  const AiterMoeQuantInfo& weights_;
+  const MoeRunnerConfig& config_;
+};
+
+// The type that the down product takes its rows in, where it takes them as they are.
+DType HiddenDType(const AiterMoeQuantInfo& weights, const MoeRunnerConfig& config) {
+  const bool as_it_is =
+      weights.a2.kind == ActQuantKind::kNone && !weights.w2.format.is_quantized() &&
+      kernels::FindMatmul(config.activation_dtype, weights.w2.format.dtype) != nullptr;
+  return as_it_is ? config.activation_dtype : DType::kF32;
 }
 
-// One row per slot: hidden W2^T.
+// One row per slot: hidden W2^T + b2.
 Rows Down(ExecContext& context, const SortedSlots& sorted, const quant::ActRows& hidden,
           const ExpertMatrices& w2) {
   const Rows out = context.arena.AllocateRows(sorted.num_rows, w2.rows);
   const size_t task_rows =
       quant::TaskRows(sorted.experts.size() * w2.rows, context.pool.num_threads());
   const size_t tasks_per_expert = (w2.rows + task_rows - 1) / task_rows;
-  context.pool.Run(sorted.experts.size() * tasks_per_expert, [&](size_t task, size_t) {
+  const size_t decode = quant::ExpertScratchFloats(w2, task_rows);
+  float* scratch = context.arena.AllocateSpan<float>(context.pool.num_threads() * decode).data();
+  context.pool.Run(sorted.experts.size() * tasks_per_expert, [&](size_t task, size_t worker) {
     const size_t index = task / tasks_per_expert;
     const size_t n0 = task % tasks_per_expert * task_rows;
     const size_t begin = sorted.begin[index];
-    Multiply(w2, sorted.experts[index], n0, std::min(task_rows, w2.rows - n0),
-             hidden.Slice(begin, sorted.begin[index + 1] - begin), out.Row(begin) + n0, out.stride);
+    const size_t count = sorted.begin[index + 1] - begin;
+    const size_t n = std::min(task_rows, w2.rows - n0);
+    quant::MultiplyExpert(hidden.Slice(begin, count), w2, sorted.experts[index], n0, n,
+                          std::span<float>(scratch + worker * decode, decode), out.Row(begin) + n0,
+                          out.stride);
+    AddBias(w2, sorted.experts[index], n0, Rows(out.Row(begin) + n0, count, n, out.stride));
   });
   return out;
 }
 
-// out[t] = sum over k of weight[t, k] * scale * rows[row of (t, k)], columns in order.
-Rows WeightedSum(ExecContext& context, const SortedSlots& sorted, const AiterRunnerInput& input,
-                 ConstRows rows, float scale) {
-  const Rows out = context.arena.AllocateRows(input.hidden_states.rows, rows.cols);
-  constexpr size_t kTokensPerTask = 4;
-  context.pool.Run((out.rows + kTokensPerTask - 1) / kTokensPerTask, [&](size_t task, size_t) {
-    const size_t end = std::min(out.rows, (task + 1) * kTokensPerTask);
-    for (size_t t = task * kTokensPerTask; t < end; ++t) {
-      std::fill_n(out.Row(t), out.cols, 0.0f);
-      for (size_t slot = t * input.top_k; slot < (t + 1) * input.top_k; ++slot) {
-        if (sorted.row_of_slot[slot] < 0) continue;
-        kernels::ScaleAddTo(rows.Row(static_cast<size_t>(sorted.row_of_slot[slot])),
-                            input.topk_weights[slot] * scale, out.cols, out.Row(t));
+// What becomes of the rows of the down product.
+struct Epilogue {
+  bool no_combine = false;
+  bool weighted = true;
+  float scale = 1.0f;
+
+  // out[t] = sum over k of weight[t, k] * scale * rows[row of (t, k)], columns in order; with
+  // no_combine out[t * K + k] is one term of it. Skipped slots add (are) 0. Columns past those of
+  // `rows` become 0.
+  void Run(ExecContext& context, const SortedSlots& sorted, const AiterRunnerInput& input,
+           ConstRows rows, Rows out) const {
+    constexpr size_t kRowsPerTask = 4;
+    const size_t slots_per_row = no_combine ? 1 : input.top_k;
+    context.pool.Run((out.rows + kRowsPerTask - 1) / kRowsPerTask, [&](size_t task, size_t) {
+      const size_t end = std::min(out.rows, (task + 1) * kRowsPerTask);
+      for (size_t i = task * kRowsPerTask; i < end; ++i) {
+        std::fill_n(out.Row(i), out.cols, 0.0f);
+        const size_t first = i * slots_per_row;
+        for (size_t slot = first; slot < first + slots_per_row; ++slot) {
+          if (slot >= sorted.row_of_slot.size() || sorted.row_of_slot[slot] < 0) continue;
+          const float weight = weighted ? input.topk_weights[slot] : 1.0f;
+          kernels::ScaleAddTo(rows.Row(static_cast<size_t>(sorted.row_of_slot[slot])),
+                              weight * scale, rows.cols, out.Row(i));
+        }
       }
-    }
-  });
-  return out;
+    });
+  }
+};
+
+void RoundTo(Rows rows, DType dtype) {
+  for (size_t t = 0; t < rows.rows; ++t) {
+    for (float& value : rows.RowSpan(t))
+      value = dtype == DType::kBF16 ? ToFloat(ToBF16(value)) : ToFloat(ToF16(value));
+  }
 }
 
 }  // namespace
 
 AiterRunnerCore::AiterRunnerCore(const MoeRunnerConfig& config) : config_(config) {
-  if (!config.is_gated) {
-    throw Error(
-        ErrorCode::kUnsupported,
-        fmt::format(
-            "layer {}: runner aiter computes gated experts only; use --moe-runner reference",
-            config.layer_id));
-  }
+  const auto refuse = [&](const std::string& what) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("layer {}: runner aiter: {}", config.layer_id, what));
+  };
+  if (config.apply_router_weight_on_input && config.top_k > 1)
+    refuse(fmt::format("apply_router_weight_on_input needs top_k 1, found {}", config.top_k));
+  if (config.no_combine && config.routed_scaling_factor != 1.0)
+    refuse("no_combine returns rows that are not summed; routed_scaling_factor has no place there");
 }
 
 const RunnerOutput& AiterRunnerCore::Run(ExecContext& context, const RunnerInput& base,
                                          const MoeQuantInfo& quant_info, RunningState&) const {
   const auto& input = static_cast<const AiterRunnerInput&>(base);
-  const SortedSlots sorted = SortByExpert(context, input, config_.num_local_experts);
-  // Each token is rounded once, whatever the number of its experts; a sorted row is a pointer to
-  // it.
-  const auto act_for = [&](const ExpertMatrices& w) {
-    return kernels::FindMatmul(config_.activation_dtype, w.dtype) != nullptr
-               ? config_.activation_dtype
-               : DType::kF32;
-  };
+  AiterMoeQuantInfo weights = MakeAiterMoeQuantInfo(quant_info, config_);
+  weights.w1 = Trimmed(quant_info.w1, quant_info.intermediate_pad, quant_info.hidden_pad);
+  weights.w3 = Trimmed(quant_info.w3, quant_info.intermediate_pad, quant_info.hidden_pad);
+  weights.w2 = Trimmed(quant_info.w2, quant_info.hidden_pad, quant_info.intermediate_pad);
+
+  const size_t num_tokens = std::min(input.hidden_states.rows, input.num_local_tokens);
+  const SlotSorter sorter(input, LocalExperts(context, input.expert_mask), weights.w1.num_experts(),
+                          config_.layer_id);
+  const SortedSlots sorted = sorter.Sort(context, num_tokens * input.top_k);
+  // Each token is quantised or rounded once, whatever the number of its experts; a sorted row is a
+  // pointer to it.
+  const LiveTokens live = FindLive(context, sorted, num_tokens, input.top_k);
   const quant::ActRows tokens =
-      quant::PrepareActivations(context, input.hidden_states, act_for(quant_info.w1));
-  const std::span<const void*> rows = context.arena.AllocateSpan<const void*>(sorted.num_rows);
-  for (size_t r = 0; r < sorted.num_rows; ++r) rows[r] = tokens.rows[sorted.slots[r] / input.top_k];
-  const quant::ActRows hidden = GateUp(context, sorted, {tokens.dtype, rows, tokens.cols},
-                                       quant_info, config_.formula, act_for(quant_info.w2));
-  const Rows down = Down(context, sorted, hidden, quant_info.w2);
-  auto* output = context.arena.New<AiterRunnerOutput>();
-  output->runner = "aiter";
-  output->hidden_states =
-      WeightedSum(context, sorted, input, down, static_cast<float>(config_.routed_scaling_factor));
+      quant::PrepareExpertRows(context, Gemm1Rows(context, input, weights, live.rows), weights.a13,
+                               weights.w1.format, config_.activation_dtype);
+  const std::span<uint32_t> token_of_row = context.arena.AllocateSpan<uint32_t>(sorted.num_rows);
+  for (size_t row = 0; row < sorted.num_rows; ++row)
+    token_of_row[row] = live.index[sorted.slots[row] / input.top_k];
+  const quant::ActRows x = quant::GatherRows(context.arena, tokens, token_of_row);
+  const QuantRows hidden =
+      GateUp(sorted, x, weights, config_).Run(context, HiddenDType(weights, config_));
+  const Rows down = Down(context, sorted,
+                         quant::PrepareExpertRows(context, hidden, weights.a2, weights.w2.format,
+                                                  config_.activation_dtype),
+                         weights.w2);
+
+  auto* output = context.arena.New<AiterRunnerOutput>(input.promises);
+  const size_t rows_per_token = config_.no_combine ? input.top_k : 1;
+  output->hidden_states = input.output.data != nullptr
+                              ? input.output
+                              : context.arena.AllocateRows(
+                                    input.hidden_states.rows * rows_per_token, quant_info.w2.rows);
+  const Epilogue epilogue{
+      config_.no_combine,
+      !weights.doweight_stage1 && (!config_.no_combine || config_.no_combine_keep_router_weight),
+      static_cast<float>(config_.routed_scaling_factor)};
+  epilogue.Run(context, sorted, input, down, output->hidden_states);
+  if (input.output_dtype && *input.output_dtype != DType::kF32)
+    RoundTo(output->hidden_states, *input.output_dtype);
   return *output;
 }
 

@@ -1,34 +1,35 @@
-// Format standard in and out of the aiter runner (contract 4.2): weights stay f32, ids stay global,
-// nothing moves.
-#include "moe/runners/aiter/core.h"
+// Format standard in and out of the aiter runner (contract 4.2): weights stay f32, ids stay global
+// (the layer's mask says which are of this rank), nothing moves.
 #include "moe/runners/builtin.h"
-#include "switchyard/moe/contract/dispatch.h"
+#include "switchyard/moe/runners/aiter.h"
 
 namespace switchyard::moe::runners {
 namespace {
 
-const RunnerInput& PrePermute(ExecContext& context, const DispatchOutput& output,
-                              const MoeQuantInfo&, const MoeRunnerConfig&, RunningState&) {
-  const StandardDispatchOutput& standard = AsStandard(output);
+const AiterRunnerInput& PrePermute(ExecContext& context, const StandardDispatchOutput& standard,
+                                   const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
+                                   RunningState&) {
   auto* input = context.arena.New<AiterRunnerInput>();
-  input->runner = "aiter";
+  input->promises = standard.promises;
   input->hidden_states = standard.hidden_states;
   input->topk_ids = standard.topk_output.ids;
   input->topk_weights = standard.topk_output.weights;
   input->top_k = standard.topk_output.top_k;
+  input->quant_type = MakeAiterMoeQuantInfo(quant_info, config).quant_type;
+  input->expert_mask = quant_info.expert_mask;
   return *input;
 }
 
-const CombineInput& PostPermute(ExecContext& context, const RunnerOutput& output,
-                                const MoeQuantInfo&, const MoeRunnerConfig&, RunningState&) {
-  return *context.arena.New<StandardCombineInput>(
-      static_cast<const AiterRunnerOutput&>(output).hidden_states);
+const StandardCombineInput& PostPermute(ExecContext& context, const AiterRunnerOutput& output,
+                                        const MoeQuantInfo&, const MoeRunnerConfig& config,
+                                        RunningState&) {
+  auto* combine = context.arena.New<StandardCombineInput>(output.hidden_states, output.promises);
+  if (config.no_combine) combine->routewise = RoutewiseLayout::kTokenTopk;
+  return *combine;
 }
 
 }  // namespace
 
-extern constinit const PermuteEntry aiter_standard{
-    {DispatchFormat::kStandard, "aiter", &PrePermute},
-    {"aiter", DispatchFormat::kStandard, &PostPermute}};
+extern constinit const PermuteEntry aiter_standard = MakePermutes<&PrePermute, &PostPermute>();
 
 }  // namespace switchyard::moe::runners

@@ -1,60 +1,54 @@
-#include "moe/runners/reference/core.h"
-
-#include <vector>
-
-#include "kernels/reference.h"
+// The oracle of moe/oracle as a runner: the quantisation-faithful form, or the dense one where no
+// activation is quantised. Plain and slow; ignores MoeRunnerConfig::activation_dtype.
 #include "moe/runners/builtin.h"
+#include "switchyard/moe/oracle/oracle.h"
+#include "switchyard/moe/runners/reference.h"
 
 namespace switchyard::moe::runners {
 namespace {
 
-// sum over k of matrix[row, k] * x[k]
-double Dot(const ExpertMatrices& matrices, size_t expert, size_t row, const double* x) {
-  const std::byte* data =
-      matrices.data[expert] + row * matrices.stride * DTypeBytes(matrices.dtype);
-  double sum = 0;
-  for (size_t k = 0; k < matrices.cols; ++k)
-    sum += kernels::ElementAt(data, matrices.dtype, k) * x[k];
-  return sum;
-}
+class ReferenceRunnerCore : public MoeRunnerCore {
+ public:
+  explicit ReferenceRunnerCore(const MoeRunnerConfig& config) : config_(config) {}
+
+  const RunnerOutput& Run(ExecContext& context, const RunnerInput& base,
+                          const MoeQuantInfo& quant_info, RunningState&) const override {
+    const auto& input = static_cast<const ReferenceRunnerInput&>(base);
+    const TopKOutput& topk = input.topk_output;
+    const size_t num_tokens = input.hidden_states.rows;
+    const size_t rows_per_token = config_.no_combine ? topk.top_k : 1;
+    auto* output = context.arena.New<ReferenceRunnerOutput>();
+    output->promises = input.promises;
+    output->hidden_states =
+        context.arena.AllocateRows(num_tokens * rows_per_token, quant_info.w2.rows);
+    if (DependsOnBatch(quant_info)) {
+      Store(quant_info, {input.hidden_states, topk.ids, topk.weights, topk.top_k},
+            output->hidden_states);
+      return *output;
+    }
+    context.pool.Run(num_tokens, [&](size_t t, size_t) {
+      Store(quant_info, {input.hidden_states.Slice(t, 1), topk.Ids(t), topk.Weights(t), topk.top_k},
+            output->hidden_states.Slice(t * rows_per_token, rows_per_token));
+    });
+    return *output;
+  }
+
+ private:
+  // A scale over all rows needs all rows at once.
+  static bool DependsOnBatch(const MoeQuantInfo& info) {
+    return info.a13.kind == ActQuantKind::kFp8Tensor || info.a2.kind == ActQuantKind::kFp8Tensor;
+  }
+
+  void Store(const MoeQuantInfo& quant_info, const OracleTokens& tokens, Rows out) const {
+    const OracleRows rows = RunOracle(OracleKind::kFaithful, quant_info, config_, tokens);
+    for (size_t i = 0; i < rows.values.size(); ++i)
+      out.Row(i / rows.cols)[i % rows.cols] = static_cast<float>(rows.values[i]);
+  }
+
+  MoeRunnerConfig config_;
+};
 
 }  // namespace
-
-ReferenceRunnerCore::ReferenceRunnerCore(const MoeRunnerConfig& config) : config_(config) {}
-
-const RunnerOutput& ReferenceRunnerCore::Run(ExecContext& context, const RunnerInput& base,
-                                             const MoeQuantInfo& quant_info, RunningState&) const {
-  const auto& input = static_cast<const ReferenceRunnerInput&>(base);
-  const size_t num_tokens = input.hidden_states.rows;
-  const size_t hidden_size = config_.hidden_size;
-  const size_t intermediate_size = config_.intermediate_size_per_partition;
-  const Activation& act = config_.formula;
-  auto* output = context.arena.New<ReferenceRunnerOutput>();
-  output->runner = "reference";
-  output->hidden_states = context.arena.AllocateRows(num_tokens, hidden_size);
-  context.pool.Run(num_tokens, [&](size_t t, size_t) {
-    const std::span<const float> row = input.hidden_states.RowSpan(t);
-    const std::vector<double> x(row.begin(), row.end());
-    std::vector<double> hidden(intermediate_size);
-    std::vector<double> sum(hidden_size, 0.0);
-    for (size_t k = 0; k < input.topk_output.top_k; ++k) {
-      const int32_t id = input.topk_output.Ids(t)[k];
-      if (id < 0) continue;
-      const auto expert = static_cast<size_t>(id);
-      for (size_t i = 0; i < intermediate_size; ++i) {
-        hidden[i] = act.entry.scalar(Dot(quant_info.w1, expert, i, x.data()),
-                                     Dot(quant_info.w3, expert, i, x.data()), act.params);
-      }
-      const double weight = input.topk_output.Weights(t)[k];
-      for (size_t h = 0; h < hidden_size; ++h)
-        sum[h] += weight * Dot(quant_info.w2, expert, h, hidden.data());
-    }
-    for (size_t h = 0; h < hidden_size; ++h) {
-      output->hidden_states.Row(t)[h] = static_cast<float>(sum[h] * config_.routed_scaling_factor);
-    }
-  });
-  return *output;
-}
 
 extern constinit const RunnerEntry reference{
     "reference", "scalar loops in f64: the oracle",

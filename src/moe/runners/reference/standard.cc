@@ -1,30 +1,33 @@
 // Format standard in and out of the reference runner: nothing moves.
 #include "moe/runners/builtin.h"
-#include "moe/runners/reference/core.h"
+#include "quant/act_quant.h"
+#include "switchyard/moe/runners/reference.h"
 
 namespace switchyard::moe::runners {
 namespace {
 
-const RunnerInput& PrePermute(ExecContext& context, const DispatchOutput& output,
-                              const MoeQuantInfo&, const MoeRunnerConfig&, RunningState&) {
-  const StandardDispatchOutput& standard = AsStandard(output);
+const ReferenceRunnerInput& PrePermute(ExecContext& context, const StandardDispatchOutput& standard,
+                                       const MoeQuantInfo&, const MoeRunnerConfig&, RunningState&) {
   auto* input = context.arena.New<ReferenceRunnerInput>();
-  input->runner = "reference";
-  input->hidden_states = standard.hidden_states;
+  input->promises = standard.promises;
+  const Rows rows =
+      context.arena.AllocateRows(standard.hidden_states.rows, standard.hidden_states.cols);
+  quant::DequantizeRows(context, standard.hidden_states, rows);
+  input->hidden_states = rows;
   input->topk_output = standard.topk_output;
   return *input;
 }
 
-const CombineInput& PostPermute(ExecContext& context, const RunnerOutput& output,
-                                const MoeQuantInfo&, const MoeRunnerConfig&, RunningState&) {
-  return *context.arena.New<StandardCombineInput>(
-      static_cast<const ReferenceRunnerOutput&>(output).hidden_states);
+const StandardCombineInput& PostPermute(ExecContext& context, const ReferenceRunnerOutput& output,
+                                        const MoeQuantInfo&, const MoeRunnerConfig& config,
+                                        RunningState&) {
+  auto* combine = context.arena.New<StandardCombineInput>(output.hidden_states, output.promises);
+  if (config.no_combine) combine->routewise = RoutewiseLayout::kTokenTopk;
+  return *combine;
 }
 
 }  // namespace
 
-extern constinit const PermuteEntry reference_standard{
-    {DispatchFormat::kStandard, "reference", &PrePermute},
-    {"reference", DispatchFormat::kStandard, &PostPermute}};
+extern constinit const PermuteEntry reference_standard = MakePermutes<&PrePermute, &PostPermute>();
 
 }  // namespace switchyard::moe::runners

@@ -1,0 +1,30 @@
+// Runner "reference": the oracle of moe/oracle behind the runner interface.
+#pragma once
+
+#include <string_view>
+
+#include "switchyard/moe/contract/runner.h"
+
+namespace switchyard::moe {
+
+// Tokens as the standard format holds them; ids global, quant_info.expert_mask says which are
+// local.
+struct ReferenceRunnerInput : RunnerInput {
+  static constexpr std::string_view kRunner = "reference";
+
+  ConstRows hidden_states;  // [T, H]
+  TopKOutput topk_output;
+
+  ReferenceRunnerInput() : RunnerInput{kRunner, kTokenRows} {}
+};
+
+// See ReferenceRunnerInput.
+struct ReferenceRunnerOutput : RunnerOutput {
+  static constexpr std::string_view kRunner = "reference";
+
+  Rows hidden_states;  // [T, H] weighted and summed over K; [T * K, H] with no_combine
+
+  ReferenceRunnerOutput() : RunnerOutput{kRunner, kTokenRows} {}
+};
+
+}  // namespace switchyard::moe

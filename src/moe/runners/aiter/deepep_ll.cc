@@ -1,0 +1,63 @@
+// Format deepep_ll in and out of the aiter runner (contract 4.2, trap "LL layout"): a slab has no
+// ids per row, so each defined row becomes a token of one expert with weight 1; combine weights and
+// sums.
+#include <fmt/format.h>
+
+#include "moe/runners/aiter/deepep.h"
+#include "moe/runners/builtin.h"
+#include "switchyard/core/error.h"
+
+namespace switchyard::moe::runners {
+namespace {
+
+void CheckSlab(const DeepepLlDispatchOutput& slab, const MoeQuantInfo& quant_info,
+               const MoeRunnerConfig& config) {
+  const auto refuse = [&](const std::string& what) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("layer {}: dispatch format deepep_ll: {}", config.layer_id, what));
+  };
+  const size_t experts = quant_info.w1.num_experts();
+  if (slab.masked_m.size() != experts)
+    refuse(fmt::format("masked_m has {} entries, the rank has {} experts", slab.masked_m.size(),
+                       experts));
+  if (slab.hidden_states.rows != experts * slab.capacity)
+    refuse(fmt::format("the slab has {} rows, {} experts of capacity {} need {}",
+                       slab.hidden_states.rows, experts, slab.capacity, experts * slab.capacity));
+  for (size_t e = 0; e < experts; ++e) {
+    if (slab.masked_m[e] < 0 || static_cast<size_t>(slab.masked_m[e]) > slab.capacity)
+      refuse(fmt::format("masked_m of expert {} is {}, its capacity {}", e, slab.masked_m[e],
+                         slab.capacity));
+  }
+}
+
+const AiterRunnerInput& PrePermute(ExecContext& context, const DeepepLlDispatchOutput& slab,
+                                   const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
+                                   RunningState& state) {
+  CheckDeepepConfig(config, slab.kFormat);
+  CheckSlab(slab, quant_info, config);
+  auto* input = context.arena.New<AiterRunnerInput>();
+  input->promises = slab.promises;
+  input->hidden_states = slab.hidden_states;
+  input->quant_type = MakeAiterMoeQuantInfo(quant_info, config).quant_type;
+  input->expert_mask = SinkMask(context, slab.masked_m.size());
+  FillExpandedRoutes(
+      context, slab.masked_m, slab.hidden_states.rows, [&](size_t e) { return e * slab.capacity; },
+      *input);
+  state.Emplace<AiterCombineState>(context.arena, slab.topk_ids, slab.topk_weights);
+  return *input;
+}
+
+const DeepepLlCombineInput& PostPermute(ExecContext& context, const AiterRunnerOutput& output,
+                                        const MoeQuantInfo&, const MoeRunnerConfig&,
+                                        RunningState& state) {
+  auto* combine = context.arena.New<DeepepLlCombineInput>(output.hidden_states, output.promises);
+  combine->topk_ids = state.Get<AiterCombineState>().topk_ids;
+  combine->topk_weights = state.Get<AiterCombineState>().topk_weights;
+  return *combine;
+}
+
+}  // namespace
+
+extern constinit const PermuteEntry aiter_deepep_ll = MakePermutes<&PrePermute, &PostPermute>();
+
+}  // namespace switchyard::moe::runners

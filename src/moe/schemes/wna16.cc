@@ -1,0 +1,25 @@
+// Scheme "wna16" (contract 5.8, 5.12): compressed-tensors pack-quantized and symmetric GPTQ.
+#include "moe/schemes/builtin.h"
+#include "moe/schemes/formats.h"
+
+namespace switchyard::moe::schemes {
+namespace {
+
+constexpr std::string_view kRunners[] = {"aiter", "ascend", "reference"};
+
+bool Accepts(const MatrixFormat& format, size_t, size_t) {
+  return !format.has_zero && (IsGroupwise(format, DType::kI4) || IsGroupwise(format, DType::kI8));
+}
+
+}  // namespace
+
+extern constinit const SchemeEntry wna16{"wna16",
+                                         "4- or 8-bit groups, symmetric, activations as they are",
+                                         &Accepts,
+                                         "int4 or int8, scale per group",
+                                         ActQuantKind::kNone,
+                                         QuantType::kNo,
+                                         kRunners,
+                                         ActQuantKind::kNone};
+
+}  // namespace switchyard::moe::schemes
