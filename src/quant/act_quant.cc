@@ -9,6 +9,7 @@
 
 #include "kernels/decode/decode.h"
 #include "kernels/quantize/quantize.h"
+#include "quant/matrix.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/macros.h"
 #include "switchyard/core/small_floats.h"
@@ -64,7 +65,7 @@ QuantRows Layout(const ActQuant& how, size_t cols) {
       layout.scale_cols = kMxBlock;
       break;
   }
-  const size_t scales = std::max<size_t>(1, (cols + layout.scale_cols - 1) / layout.scale_cols);
+  const size_t scales = std::max<size_t>(1, CeilDiv(cols, layout.scale_cols));
   layout.scale_stride = HasOneScale(how.kind) ? 0 : scales;
   // Rows start at multiples of 64 bytes, so that vector loads do not straddle cache lines.
   layout.stride = (BytesOf(layout.dtype, cols) + 63) / 64 * 64;

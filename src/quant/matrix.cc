@@ -22,8 +22,8 @@ QuantMatrix QuantMatrix::Make(MatrixFormat format, size_t rows, size_t cols) {
   if (has_scales) {
     if (format.scale_rows == 0) format.scale_rows = std::max<size_t>(1, rows);
     if (format.scale_cols == 0) format.scale_cols = std::max<size_t>(1, cols);
-    matrix.scale_stride = (cols + format.scale_cols - 1) / format.scale_cols;
-    const size_t count = (rows + format.scale_rows - 1) / format.scale_rows * matrix.scale_stride;
+    matrix.scale_stride = CeilDiv(cols, format.scale_cols);
+    const size_t count = CeilDiv(rows, format.scale_rows) * matrix.scale_stride;
     matrix.scale.resize(count * DTypeBytes(format.scale_dtype));
     if (format.has_zero) matrix.zero.resize(count);
   }

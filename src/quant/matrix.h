@@ -8,6 +8,9 @@
 
 namespace switchyard::quant {
 
+// a / b rounded up, for any sizes (b > 0).
+inline size_t CeilDiv(size_t a, size_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+
 // One matrix [rows, cols]; the layout of its parts is that of ExpertMatrices.
 struct QuantMatrix {
   MatrixFormat format;
@@ -23,9 +26,7 @@ struct QuantMatrix {
   // with scales means the whole matrix.
   static QuantMatrix Make(MatrixFormat format, size_t rows, size_t cols);
 
-  size_t grid_rows() const {
-    return scale_stride == 0 ? 0 : (rows + format.scale_rows - 1) / format.scale_rows;
-  }
+  size_t grid_rows() const { return scale_stride == 0 ? 0 : CeilDiv(rows, format.scale_rows); }
   // Stores into row n, column k of an integer type (two's complement for kI4).
   void SetCode(size_t n, size_t k, int code);
   // Stores scale (i, j) of the grid, rounded to the type of the scales; for kF8E8M0 a power of two.

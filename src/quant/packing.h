@@ -26,7 +26,7 @@ struct PackedShape {
   size_t k = 0;
   size_t group = 0;
 
-  size_t groups() const { return group == 0 ? 1 : (k + group - 1) / group; }
+  size_t groups() const { return group == 0 ? 1 : CeilDiv(k, group); }
 };
 
 // Scales as they lie in a file: elements of dtype.

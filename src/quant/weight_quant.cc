@@ -43,8 +43,8 @@ class Cell {
     const MatrixFormat& format = out.format;
     n0_ = i * format.scale_rows;
     k0_ = j * format.scale_cols;
-    n1_ = std::min(w.rows, n0_ + format.scale_rows);
-    k1_ = std::min(w.cols, k0_ + format.scale_cols);
+    n1_ = n0_ + std::min(w.rows - n0_, format.scale_rows);
+    k1_ = k0_ + std::min(w.cols - k0_, format.scale_cols);
   }
 
   void Quantize() {

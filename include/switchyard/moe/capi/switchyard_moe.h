@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 /* Kinds of failure; core/error.h says more. */
-enum {
+enum sy_code {
   SY_OK = 0,
   SY_INVALID_ARGUMENT = 1,
   SY_FAILED_PRECONDITION = 2,
