@@ -7,44 +7,16 @@
 #include <numeric>
 #include <set>
 
-#include "switchyard/moe/routing/select_experts.h"
+#include "moe/routing_case.h"
 #include "testing/errors.h"
 #include "testing/random.h"
 
 namespace switchyard::moe {
 namespace {
 
-struct Routing {
-  std::vector<std::vector<int32_t>> ids;
-  std::vector<std::vector<float>> weights;
-};
-
-Routing Select(const TopKConfig& config, const std::vector<std::vector<float>>& logits,
-               size_t num_valid = SIZE_MAX, size_t threads = 1) {
-  ThreadPool pool(threads);
-  Arena arena;
-  ExecContext context{pool, arena};
-  std::vector<float> flat;
-  for (const auto& row : logits) flat.insert(flat.end(), row.begin(), row.end());
-  const ConstRows rows(flat.data(), logits.size(), config.num_experts);
-  const TopKOutput output =
-      SelectExperts(context, config, rows, std::min(num_valid, logits.size()));
-  Routing routing;
-  for (size_t t = 0; t < logits.size(); ++t) {
-    routing.ids.emplace_back(output.Ids(t).begin(), output.Ids(t).end());
-    routing.weights.emplace_back(output.Weights(t).begin(), output.Weights(t).end());
-  }
-  return routing;
-}
-
 TopKConfig Config(size_t experts, size_t top_k, ScoringFunc scoring = ScoringFunc::kSoftmax,
                   bool renormalize = true) {
-  TopKConfig config;
-  config.num_experts = experts;
-  config.top_k = top_k;
-  config.scoring_func = scoring;
-  config.renormalize = renormalize;
-  return config;
+  return RouterConfig(experts, top_k, scoring, renormalize);
 }
 
 // Scores plus bias in f64, written independently of the selection.
