@@ -125,6 +125,13 @@ void CaseFile::Corrupt(const std::string& message) const {
               fmt::format("{}: {}", storage_->tensors.file_name(), message));
 }
 
+CaseFile CaseFile::WithConfig(const nlohmann::json& config) const {
+  if (!config.is_object()) Corrupt("a config inside the config is no object");
+  CaseFile other = *this;
+  other.config_ = config;
+  return other;
+}
+
 bool CaseFile::HasConfig(std::string_view key) const {
   const auto found = config_.find(std::string(key));
   return found != config_.end() && !found->is_null();

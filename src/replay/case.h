@@ -55,6 +55,9 @@ class CaseFile {
   // Floats or integers, whichever it holds.
   std::vector<double> Values(std::string_view tensor) const;
 
+  // The same tensors under another config, which must be an object: a config inside a config.
+  CaseFile WithConfig(const nlohmann::json& config) const;
+
   // Throws kCorruptData with the file's name before the message.
   [[noreturn]] void Corrupt(const std::string& message) const;
 

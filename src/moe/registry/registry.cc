@@ -67,34 +67,6 @@ const Entry& FindPair(const std::vector<Entry>& entries, DispatchFormat format,
 
 }  // namespace
 
-ExpertMatrices ExpertBank::View() const {
-  ExpertMatrices view;
-  view.format = format;
-  view.rows = rows;
-  view.cols = cols;
-  view.stride = stride != 0 ? stride : cols;
-  view.scale_stride = scale_stride;
-  if (scale_stride == 0 && format.is_quantized() && format.scale_rows < rows)
-    view.scale_stride = (cols + format.scale_cols - 1) / format.scale_cols;
-  view.bias_stride = bias_stride;
-  view.data = data;
-  view.scale = scale;
-  view.zero = zero;
-  view.bias = bias;
-  return view;
-}
-
-double BitsPerWeight(const ExpertBank& bank) {
-  double bits = static_cast<double>(DTypeBits(bank.format.dtype));
-  if (!bank.format.is_quantized() || bank.rows == 0) return bits;
-  const auto blocks = [](size_t n, size_t block) { return (n + block - 1) / block; };
-  const size_t scales =
-      blocks(bank.rows, bank.format.scale_rows) * blocks(bank.cols, bank.format.scale_cols);
-  const size_t scale_bits = DTypeBits(bank.format.scale_dtype) + (bank.format.has_zero ? 8 : 0);
-  return bits +
-         static_cast<double>(scales * scale_bits) / static_cast<double>(bank.rows * bank.cols);
-}
-
 std::string_view QuantTypeName(QuantType type) {
   switch (type) {
     case QuantType::kNo: return "No";

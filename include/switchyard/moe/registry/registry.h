@@ -13,6 +13,7 @@
 #include "switchyard/moe/contract/dispatch.h"
 #include "switchyard/moe/contract/dispatcher.h"
 #include "switchyard/moe/contract/runner.h"
+#include "switchyard/moe/registry/expert_bank.h"
 
 namespace switchyard::moe {
 
@@ -134,30 +135,6 @@ struct FusedEntry {
                              const MoeQuantInfo& quant_info, const MoeRunnerConfig& config);
 };
 
-// The matrices of one product (w1, w3 or w2), as the loader found them. Owns the lists of pointers;
-// the bytes belong to the checkpoint.
-struct ExpertBank {
-  MatrixFormat format;
-  size_t rows = 0;
-  size_t cols = 0;
-  size_t stride = 0;        // elements; 0 = cols
-  size_t scale_stride = 0;  // elements; 0 = the width of the scale grid
-  size_t bias_stride = 1;
-  std::vector<const std::byte*> data, scale, zero;  // one pointer per local expert, or none
-  std::vector<const float*> bias;
-  ActQuant act;  // parameters of the scheme's activation quantiser; the kind is the scheme's
-
-  // Shapes: as ExpertMatrices; refers to this bank.
-  ExpertMatrices View() const;
-};
-
-// The storage of a layer's expert weights. Owned by the layer.
-struct ExpertWeights {
-  ExpertBank w1, w3, w2;  // [I, H], [I, H] (empty when not gated), [H, I]
-  size_t hidden_size = 0;
-  size_t intermediate_size = 0;
-};
-
 // The quant types of contract 4.2: how the fused runner multiplies.
 enum class QuantType { kNo, kPerToken, kPer128x128, kPer1x32 };
 std::string_view QuantTypeName(QuantType type);
@@ -178,9 +155,6 @@ struct SchemeEntry {
   // What a dispatcher may send (contract 5.3, column dispatch); kNone = bf16 or f32 rows.
   ActQuantKind wire;
 };
-
-// Bits that one weight takes, scales and zero points included.
-double BitsPerWeight(const ExpertBank& bank);
 
 // Filled at start-up by RegisterBuiltins and by the program, then read-only: layers keep references
 // to it.
