@@ -70,10 +70,29 @@ void CheckBank(const ExpertBank& bank, std::string_view name, const SchemeEntry&
     refuse(fmt::format("biases of {} experts were given, expected {}", bank.bias.size(), experts));
 }
 
+// Routed physical experts, then the fused shared ones.
+size_t NumGlobalExperts(const MoeLayerConfig& config) {
+  const size_t routed =
+      config.num_physical_experts != 0 ? config.num_physical_experts : config.topk.num_experts;
+  return routed + config.topk.num_fused_shared_experts;
+}
+
+// The factor belongs in one place (contract 2.6).
+void CheckScaling(const MoeLayerConfig& config) {
+  if (config.topk.apply_routed_scaling_factor_on_output &&
+      config.topk.routed_scaling_factor != 1.0 && config.runner.routed_scaling_factor != 1.0) {
+    Refuse(
+        ErrorCode::kInvalidArgument, config.runner.layer_id,
+        fmt::format("routed_scaling_factor is in the router's weights ({}) and in the runner ({}): "
+                    "it must be applied once",
+                    config.topk.routed_scaling_factor, config.runner.routed_scaling_factor));
+  }
+}
+
 void CheckWeights(const MoeLayerConfig& config, const ExpertWeights& weights,
                   const SchemeEntry& w13, const SchemeEntry& w2) {
   const size_t layer_id = config.runner.layer_id;
-  size_t experts = config.topk.num_experts;
+  size_t experts = NumGlobalExperts(config);
   if (!config.expert_mask.empty()) {
     if (config.expert_mask.size() < experts)
       Refuse(ErrorCode::kInvalidArgument, layer_id,
@@ -119,6 +138,7 @@ MoeLayer::MoeLayer(const Registry& registry, const MoeLayerConfig& config,
       scheme_w13_(&registry.FindScheme(config.scheme_w13)),
       scheme_w2_(&registry.FindScheme(config.scheme_w2)) {
   ValidateTopK(config_.topk);
+  CheckScaling(config_);
   CheckWeights(config_, weights_, *scheme_w13_, *scheme_w2_);
   quant_info_ = {weights_.w1.View(),
                  weights_.w3.View(),
@@ -129,7 +149,7 @@ MoeLayer::MoeLayer(const Registry& registry, const MoeLayerConfig& config,
                  config_.hidden_pad,
                  config_.intermediate_pad};
   MoeRunnerConfig& runner = config_.runner;
-  runner.num_experts = config_.topk.num_experts;
+  runner.num_experts = NumGlobalExperts(config_);
   runner.num_local_experts = weights_.w1.data.size();
   runner.hidden_size = weights_.hidden_size;
   runner.intermediate_size_per_partition = weights_.intermediate_size;
@@ -152,8 +172,11 @@ MoeLayer::MoeLayer(const Registry& registry, const MoeLayerConfig& config,
 }
 
 Rows MoeLayer::Forward(ExecContext& context, ConstRows hidden, ConstRows router_logits,
-                       RoutingRecord* record) {
-  const TopKOutput topk = SelectExperts(context, config_.topk, router_logits, router_logits.rows);
+                       RoutingRecord* record, const TopKInputs& inputs) {
+  TopKInputs filled = inputs;
+  filled.layer_id = config_.runner.layer_id;
+  if (filled.hidden.data == nullptr) filled.hidden = hidden;
+  const TopKOutput topk = SelectExperts(context, config_.topk, router_logits, filled);
   if (record != nullptr) record->topk = topk;
   return ForwardRouted(context, hidden, topk);
 }

@@ -206,8 +206,10 @@ void CheckDynamicBias(const TopKConfig& config, ConstRows logits, ConstRows bias
 
 void CheckInputIds(const TopKConfig& config, size_t num_tokens, const TopKInputs& inputs) {
   if (config.policy != RoutingPolicy::kHash) return;
-  Require(inputs.input_ids.size() == num_tokens, "the number of input ids", inputs.input_ids.size(),
-          fmt::format("{} (the tokens)", num_tokens));
+  if (inputs.input_ids.size() != num_tokens) {
+    Require(false, "the number of input ids", inputs.input_ids.size(),
+            fmt::format("{} (the tokens)", num_tokens));
+  }
   const size_t vocabulary = config.tid2eid.size() / config.NumRouted();
   for (size_t t = 0; t < std::min(num_tokens, inputs.num_token_non_padded); ++t) {
     const int64_t id = inputs.input_ids[t];
@@ -252,18 +254,22 @@ void ValidateTopK(const TopKConfig& config) {
 void CheckInputs(const TopKConfig& config, ConstRows logits, const TopKInputs& inputs) {
   const size_t num_tokens = logits.rows;
   if (num_tokens == 0) return;
-  Require(logits.cols == config.num_experts, "the number of columns of the router logits",
-          logits.cols, fmt::format("{} (the number of experts)", config.num_experts));
-  if (inputs.hidden.rows != 0) {
-    Require(inputs.hidden.rows == num_tokens, "the number of rows of hidden", inputs.hidden.rows,
+  // Every call comes through here: a message is only made for a mistake.
+  if (logits.cols != config.num_experts) {
+    Require(false, "the number of columns of the router logits", logits.cols,
+            fmt::format("{} (the number of experts)", config.num_experts));
+  }
+  if (inputs.hidden.rows != 0 && inputs.hidden.rows != num_tokens) {
+    Require(false, "the number of rows of hidden", inputs.hidden.rows,
             fmt::format("{} (the tokens)", num_tokens));
   }
   CheckDynamicBias(config, logits, inputs.dynamic_expert_bias);
   CheckInputIds(config, num_tokens, inputs);
   CheckPlacement(config, inputs.placement);
   const size_t num_physical = NumPhysical(config, inputs);
-  if (config.num_fused_shared_experts != 0 && config.shared_layout == SharedLayout::kPerRank) {
-    Require(num_physical % config.moe_ep_size == 0, "the number of physical experts", num_physical,
+  if (config.num_fused_shared_experts != 0 && config.shared_layout == SharedLayout::kPerRank &&
+      num_physical % config.moe_ep_size != 0) {
+    Require(false, "the number of physical experts", num_physical,
             fmt::format("a multiple of {} (moe_ep_size) for per-rank shared slots",
                         config.moe_ep_size));
   }

@@ -29,6 +29,9 @@ struct MoeLayerConfig {
   // is_gated, router weight on input, no_combine, routed_scaling_factor); sizes, runner and
   // activation dtype are filled in by the layer.
   MoeRunnerConfig runner;
+  // Copies of experts included (contract 2.11); 0 = topk.num_experts. The weights hold these, then
+  // the fused shared experts.
+  size_t num_physical_experts = 0;
   std::string scheme_w13 = "unquant";
   std::string scheme_w2 = "unquant";
   // Over the global ids, 1 = an expert of this rank; empty = all are (contract 3.2).
@@ -54,9 +57,11 @@ class MoeLayer {
            ExpertWeights weights);
 
   // Shapes: hidden [T, H]; router_logits [T, E] f32; returns [T, H]. Results live in context.arena.
-  //   T may be 0. `record`, if given, receives the routing (views into the arena).
+  //   T may be 0. `record`, if given, receives the routing (views into the arena). `inputs` as
+  //   SelectExperts takes them; hidden and layer_id are filled in.
+  // Errors: those of SelectExperts and ForwardRouted.
   Rows Forward(ExecContext& context, ConstRows hidden, ConstRows router_logits,
-               RoutingRecord* record = nullptr);
+               RoutingRecord* record = nullptr, const TopKInputs& inputs = {});
 
   // The same from a routing made elsewhere.
   //

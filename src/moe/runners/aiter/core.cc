@@ -6,6 +6,8 @@
 
 #include "kernels/convert/convert.h"
 #include "kernels/elementwise/elementwise.h"
+#include "moe/runners/aiter/epilogue.h"
+#include "moe/runners/aiter/sorted_slots.h"
 #include "moe/runners/builtin.h"
 #include "quant/act_quant.h"
 #include "quant/expert_matmul.h"
@@ -17,89 +19,6 @@ namespace {
 
 // Rows whose gate and up products wait in cache for the activation.
 constexpr size_t kRowsPerPass = 96;
-
-// The slots (token * K + k) grouped by expert, in ascending order within each.
-struct SortedSlots {
-  std::span<uint32_t> slots;       // [M] slot of each sorted row
-  std::span<int32_t> row_of_slot;  // [T * K] sorted row of each slot, -1 if skipped
-  std::span<uint32_t> experts;     // the experts that have rows, ascending
-  std::span<uint32_t> begin;       // [experts + 1] first row of each
-  size_t num_rows = 0;
-};
-
-// Expert of every id, -1 where the mask skips it; empty without a mask.
-std::span<const int32_t> LocalExperts(ExecContext& context, std::span<const int32_t> mask) {
-  const std::span<int32_t> local = context.arena.AllocateSpan<int32_t>(mask.size());
-  int32_t next = 0;
-  for (size_t id = 0; id < mask.size(); ++id) local[id] = mask[id] != 0 ? next++ : -1;
-  return local;
-}
-
-// A counting sort: O(T K + E).
-class SlotSorter {
- public:
-  SlotSorter(const AiterRunnerInput& input, std::span<const int32_t> local, size_t num_experts,
-             size_t layer_id)
-      : input_(input), local_(local), num_experts_(num_experts), layer_id_(layer_id) {}
-
-  SortedSlots Sort(ExecContext& context, size_t num_slots) const {
-    SortedSlots sorted;
-    sorted.row_of_slot = context.arena.AllocateSpan<int32_t>(num_slots);
-    const std::span<uint32_t> next = context.arena.AllocateSpan<uint32_t>(num_experts_);
-    std::fill(next.begin(), next.end(), 0u);
-    for (size_t slot = 0; slot < num_slots; ++slot) {
-      const int32_t expert = Expert(slot);
-      if (expert >= 0) ++next[static_cast<size_t>(expert)];
-    }
-    sorted.experts = context.arena.AllocateSpan<uint32_t>(num_experts_);
-    sorted.begin = context.arena.AllocateSpan<uint32_t>(num_experts_ + 1);
-    size_t used = 0;
-    uint32_t row = 0;
-    for (size_t e = 0; e < num_experts_; ++e) {
-      const uint32_t count = next[e];
-      next[e] = row;
-      if (count == 0) continue;
-      sorted.experts[used] = static_cast<uint32_t>(e);
-      sorted.begin[used++] = row;
-      row += count;
-    }
-    sorted.begin[used] = row;
-    sorted.experts = sorted.experts.first(used);
-    sorted.num_rows = row;
-    sorted.slots = context.arena.AllocateSpan<uint32_t>(row);
-    for (size_t slot = 0; slot < num_slots; ++slot) {
-      const int32_t expert = Expert(slot);
-      sorted.row_of_slot[slot] = -1;
-      if (expert < 0) continue;
-      const uint32_t at = next[static_cast<size_t>(expert)]++;
-      sorted.slots[at] = static_cast<uint32_t>(slot);
-      sorted.row_of_slot[slot] = static_cast<int32_t>(at);
-    }
-    return sorted;
-  }
-
- private:
-  // Which of the weights a slot wants; -1 = none.
-  int32_t Expert(size_t slot) const {
-    const int32_t id = input_.topk_ids[slot];
-    if (id == -1) return -1;
-    const size_t limit = local_.empty() ? num_experts_ : local_.size();
-    if (id < 0 || static_cast<size_t>(id) >= limit) RefuseId(slot, limit);
-    return local_.empty() ? id : local_[static_cast<size_t>(id)];
-  }
-
-  [[noreturn]] void RefuseId(size_t slot, size_t limit) const {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("layer {}: token {} names expert {}; ids are -1 to {}", layer_id_,
-                    slot / input_.top_k, input_.topk_ids[slot], static_cast<int64_t>(limit) - 1));
-  }
-
-  const AiterRunnerInput& input_;
-  std::span<const int32_t> local_;
-  size_t num_experts_;
-  size_t layer_id_;
-};
 
 // A bank without its padded columns and rows (hidden_pad, intermediate_pad).
 ExpertMatrices Trimmed(const ExpertMatrices& matrices, size_t row_pad, size_t col_pad) {
@@ -271,35 +190,6 @@ Rows Down(ExecContext& context, const SortedSlots& sorted, const quant::ActRows&
   return out;
 }
 
-// What becomes of the rows of the down product.
-struct Epilogue {
-  bool no_combine = false;
-  bool weighted = true;
-  float scale = 1.0f;
-
-  // out[t] = sum over k of weight[t, k] * scale * rows[row of (t, k)], columns in order; with
-  // no_combine out[t * K + k] is one term of it. Skipped slots add (are) 0. Columns past those of
-  // `rows` become 0.
-  void Run(ExecContext& context, const SortedSlots& sorted, const AiterRunnerInput& input,
-           ConstRows rows, Rows out) const {
-    constexpr size_t kRowsPerTask = 4;
-    const size_t slots_per_row = no_combine ? 1 : input.top_k;
-    context.pool.Run((out.rows + kRowsPerTask - 1) / kRowsPerTask, [&](size_t task, size_t) {
-      const size_t end = std::min(out.rows, (task + 1) * kRowsPerTask);
-      for (size_t i = task * kRowsPerTask; i < end; ++i) {
-        std::fill_n(out.Row(i), out.cols, 0.0f);
-        const size_t first = i * slots_per_row;
-        for (size_t slot = first; slot < first + slots_per_row; ++slot) {
-          if (slot >= sorted.row_of_slot.size() || sorted.row_of_slot[slot] < 0) continue;
-          const float weight = weighted ? input.topk_weights[slot] : 1.0f;
-          kernels::ScaleAddTo(rows.Row(static_cast<size_t>(sorted.row_of_slot[slot])),
-                              weight * scale, rows.cols, out.Row(i));
-        }
-      }
-    });
-  }
-};
-
 void RoundTo(Rows rows, DType dtype) {
   for (size_t t = 0; t < rows.rows; ++t) {
     for (float& value : rows.RowSpan(t))
@@ -329,9 +219,8 @@ const RunnerOutput& AiterRunnerCore::Run(ExecContext& context, const RunnerInput
   weights.w2 = Trimmed(quant_info.w2, quant_info.hidden_pad, quant_info.intermediate_pad);
 
   const size_t num_tokens = std::min(input.hidden_states.rows, input.num_local_tokens);
-  const SlotSorter sorter(input, LocalExperts(context, input.expert_mask), weights.w1.num_experts(),
-                          config_.layer_id);
-  const SortedSlots sorted = sorter.Sort(context, num_tokens * input.top_k);
+  const SortedSlots sorted = SortByExpert(context, input, num_tokens * input.top_k,
+                                          weights.w1.num_experts(), config_.layer_id);
   // Each token is quantised or rounded once, whatever the number of its experts; a sorted row is a
   // pointer to it.
   const LiveTokens live = FindLive(context, sorted, num_tokens, input.top_k);
