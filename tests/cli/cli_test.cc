@@ -400,6 +400,65 @@ TEST_F(Cli, AFullOrClosedOutputIsAFailure) {
   }
 }
 
+TEST_F(Cli, InspectRoutingShowsWhichExpertsFire) {
+  const std::string text = (folder_ / "text.txt").string();
+  const std::string page = (folder_ / "page.html").string();
+  std::ofstream(text) << "Once upon a time there was a little engine that shunted wagons.";
+  const Outcome table = Run({"inspect", "--routing", "--text", text, "--html", page});
+  ASSERT_EQ(table.status, 0) << table.err;
+  EXPECT_EQ(table.err, "");
+  for (const char* word : {"embedded default model", "2 MoE layers", "hottest", "balancedness"})
+    EXPECT_NE(table.out.find(word), std::string::npos) << table.out;
+  const std::string html = ReadAll(page);
+  EXPECT_NE(html.find("<svg"), std::string::npos);
+  EXPECT_NE(html.find("layer 1, expert 7: "), std::string::npos);
+
+  const Outcome machine = Run({"inspect", "--routing", "--text", text, "--json"});
+  ASSERT_EQ(machine.status, 0) << machine.err;
+  const json routing = json::parse(machine.out)["routing"];
+  const size_t tokens = routing["tokens"];
+  EXPECT_GT(tokens, 5u);
+  ASSERT_EQ(routing["layers"].size(), 2u);
+  size_t idle = 0;
+  for (const json& layer : routing["layers"]) {
+    size_t sum = 0, largest = 0;
+    for (size_t count : layer["tokens"]) {
+      sum += count;
+      largest = std::max(largest, count);
+      idle += count == 0 ? 1u : 0u;
+    }
+    EXPECT_EQ(sum, tokens * 2) << "every token goes to two experts";
+    EXPECT_EQ(layer["hottest"]["tokens"], largest);
+    EXPECT_NEAR(layer["balancedness"].get<double>(),
+                static_cast<double>(tokens) * 2 / 8 / static_cast<double>(largest), 1e-4);
+  }
+  EXPECT_EQ(routing["idle"], idle);
+  // The same counts from standard input, in pieces, by another kernel.
+  const Outcome piped = Run({"inspect", "--routing", "--text", "-", "--json", "--chunk", "3",
+                             "--act-dtype", "f32", "--isa", "scalar"},
+                            ReadAll(text));
+  EXPECT_EQ(json::parse(piped.out)["routing"]["tokens"], tokens) << piped.err;
+}
+
+TEST_F(Cli, InspectRoutingExplainsBadUsage) {
+  const std::string text = (folder_ / "text.txt").string();
+  std::ofstream(text) << "A text.";
+  const std::string empty = (folder_ / "empty.txt").string();
+  std::ofstream(empty) << "";
+  EXPECT_EQ(Run({"inspect", "--routing"}).status, 2);
+  EXPECT_EQ(Run({"inspect", "--html", "x"}).status, 2);
+  EXPECT_EQ(Run({"inspect", "--routing", "--text", text, "--verify"}).status, 2);
+  ExpectRefusal({"inspect", "--routing", "--text", "no-such-file"}, {"no-such-file"});
+  ExpectRefusal({"inspect", "--routing", "--text", empty}, {empty, "no tokens"});
+  ExpectRefusal({"inspect", "--routing", "--text", text, "--html", text}, {"the text itself"});
+  ExpectRefusal({"inspect", "--routing", "--text", text, "--html", folder_.string()},
+                {"--html", "folder"});
+  ExpectRefusal({"inspect", "--routing", "--text", text, "--html", "/no/such/folder/x"},
+                {"--html", "/no/such/folder"});
+  ExpectRefusal({"inspect", "--routing", "--text", text, "--html", "/dev/full"}, {"/dev/full"});
+  ExpectRefusal({"inspect", Golden("olmoe_clip"), "--routing", "--text", text}, {"tokenizer.json"});
+}
+
 // A case of kind "dispatch": two tokens sorted by their experts. `count` is the expected count of
 // expert 0; the right one is 1.
 void WriteDispatchCase(const std::filesystem::path& path, int count) {
