@@ -1,6 +1,7 @@
 #include "common.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -176,6 +177,32 @@ std::string ReadFile(const std::string& path) {
   errno = error;
   if (failed) refuse();
   return content;
+}
+
+std::string Printable(std::string_view text) {
+  std::string printable;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte < 0x20 && c != '\n') || byte == 0x7f) {
+      printable += fmt::format("\\x{:02x}", byte);
+    } else {
+      printable += c;
+    }
+  }
+  return printable;
+}
+
+void RequireWritable(std::string_view option, const std::string& path) {
+  if (path.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: the name is empty", option));
+  }
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  const std::string folder = parent.empty() ? "." : parent.string();
+  if (!std::filesystem::is_directory(folder) || access(folder.c_str(), W_OK) != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} {}: the folder {} does not exist or cannot be written to", option,
+                            path, folder));
+  }
 }
 
 std::vector<int32_t> ParseIds(std::string_view text) {

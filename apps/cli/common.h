@@ -56,6 +56,13 @@ LoadedModel LoadModel(const std::string& model, const Settings& settings,
 // The whole content of a file, "-" = standard input. Errors: kNotFound naming it.
 std::string ReadFile(const std::string& path);
 
+// `text` without control characters: it may quote a file's contents, which a terminal would obey.
+std::string Printable(std::string_view text);
+
+// Refuses, before anything is computed, the output `path` of `option` if it cannot be written.
+// Errors: kInvalidArgument naming both.
+void RequireWritable(std::string_view option, const std::string& path);
+
 // "1,2,3" or "1 2 3". Errors: kInvalidArgument naming the first piece that is no id.
 std::vector<int32_t> ParseIds(std::string_view text);
 

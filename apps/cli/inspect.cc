@@ -7,6 +7,7 @@
 #include <set>
 
 #include "common.h"
+#include "inspect_routing.h"
 #include "model/architectures/architecture.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/memory.h"
@@ -21,7 +22,7 @@ using nlohmann::ordered_json;
 
 struct Options {
   std::string model;
-  bool json = false, tensors = false, verify = false;
+  bool json = false, routing = false, tensors = false, verify = false;
 };
 
 // The window of every layer, runs of equal ones joined: "0-23: all keys, 24-31: 4096".
@@ -211,11 +212,29 @@ std::function<int()> SetUpInspect(CLI::App& app, Settings& settings) {
   auto options = std::make_shared<Options>();
   AddModelArgument(app, options->model);
   app.add_flag("--json", options->json, "machine-readable");
-  app.add_flag("--tensors", options->tensors, "list every tensor");
-  app.add_flag("--verify", options->verify,
-               "read everything and look for NaN and infinity; exit 1 if there is any");
+  CLI::Option* tensors = app.add_flag("--tensors", options->tensors, "list every tensor");
+  CLI::Option* verify =
+      app.add_flag("--verify", options->verify,
+                   "read everything and look for NaN and infinity; exit 1 if there is any");
+  auto picture = std::make_shared<RoutingOptions>();
+  CLI::Option* routing =
+      app.add_flag("--routing", options->routing,
+                   "run the model over --text and show which experts fire where, nothing else");
+  CLI::Option* text =
+      app.add_option("--text", picture->text, "text file (UTF-8), - = standard input")
+          ->needs(routing);
+  routing->needs(text)->excludes(tensors)->excludes(verify);
+  CLI::Option* html =
+      app.add_option("--html", picture->html, "with --routing: write a heat map to this file")
+          ->needs(routing);
   AddSettingOptions(app, settings);
-  return [options, &settings] { return Run(*options, settings); };
+  return [options, picture, html, &settings] {
+    if (!options->routing) return Run(*options, settings);
+    picture->model = options->model;
+    picture->json = options->json;
+    picture->has_html = html->count() > 0;
+    return InspectRouting(*picture, settings);
+  };
 }
 
 }  // namespace switchyard::cli

@@ -29,6 +29,7 @@ constexpr VerbRow kVerbs[] = {
     {"logits", "logits of every position, to a file", &SetUpLogits},
     {"tokenize", "text to token ids and back, chat templates", &SetUpTokenize},
     {"inspect", "what is in a checkpoint and how it would be computed", &SetUpInspect},
+    {"replay", "compute recorded MoE-layer cases again and compare", &SetUpReplay},
     {"info", "this machine and this build", &SetUpInfo},
     {"config", "every setting, its value and where it came from", &SetUpConfig},
 };
@@ -75,21 +76,6 @@ int Main(int argc, char** argv) {
     if (verb->parsed()) return run();
   }
   return 2;
-}
-
-// A message without control characters: it may quote a file's contents, which a terminal would
-// obey.
-std::string Printable(std::string_view text) {
-  std::string printable;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if ((byte < 0x20 && c != '\n') || byte == 0x7f) {
-      printable += fmt::format("\\x{:02x}", byte);
-    } else {
-      printable += c;
-    }
-  }
-  return printable;
 }
 
 // Results that did not reach their reader are a failure, even if all went well before.

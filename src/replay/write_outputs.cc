@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "switchyard/core/macros.h"
 #include "switchyard/model/safetensors.h"
 
 namespace switchyard::replay {
@@ -54,6 +55,8 @@ void WriteOutputs(const std::filesystem::path& path, const CaseFile& file, const
   packed.reserve(outputs.size());  // the views below point into it
   std::vector<NamedTensor> tensors;
   for (const auto& [name, computed] : outputs) {
+    size_t count = 0;
+    SY_CHECK(computed.shape.NumElements(count) && count == computed.values.size());
     const DType expected = file.Has(name) ? file.View(name).dtype : DType::kF32;
     packed.push_back(Pack(expected, computed.values));
     tensors.push_back({name, {packed.back().bytes.data(), packed.back().dtype, computed.shape}});

@@ -281,7 +281,7 @@ TEST_F(Cli, WrongUsageExitsWithTwo) {
     EXPECT_EQ(Run(arguments).status, 2);
   }
   for (const char* verb :
-       {"run", "bench", "eval", "logits", "tokenize", "inspect", "info", "config"}) {
+       {"run", "bench", "eval", "logits", "tokenize", "inspect", "replay", "info", "config"}) {
     const Outcome help = Run({verb, "--help"});
     EXPECT_EQ(help.status, 0);
     EXPECT_NE(help.out.find("--"), std::string::npos);
@@ -398,6 +398,154 @@ TEST_F(Cli, AFullOrClosedOutputIsAFailure) {
     EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1) << verb;
     EXPECT_NE(ReadAll(folder_ / "err").find("standard output"), std::string::npos) << verb;
   }
+}
+
+TEST_F(Cli, InspectRoutingShowsWhichExpertsFire) {
+  const std::string text = (folder_ / "text.txt").string();
+  const std::string page = (folder_ / "page.html").string();
+  std::ofstream(text) << "Once upon a time there was a little engine that shunted wagons.";
+  const Outcome table = Run({"inspect", "--routing", "--text", text, "--html", page});
+  ASSERT_EQ(table.status, 0) << table.err;
+  EXPECT_EQ(table.err, "");
+  for (const char* word : {"embedded default model", "2 MoE layers", "hottest", "balancedness"})
+    EXPECT_NE(table.out.find(word), std::string::npos) << table.out;
+  const std::string html = ReadAll(page);
+  EXPECT_NE(html.find("<svg"), std::string::npos);
+  EXPECT_NE(html.find("layer 1, expert 7: "), std::string::npos);
+
+  const Outcome machine = Run({"inspect", "--routing", "--text", text, "--json"});
+  ASSERT_EQ(machine.status, 0) << machine.err;
+  const json routing = json::parse(machine.out)["routing"];
+  const size_t tokens = routing["tokens"];
+  EXPECT_GT(tokens, 5u);
+  ASSERT_EQ(routing["layers"].size(), 2u);
+  size_t idle = 0;
+  for (const json& layer : routing["layers"]) {
+    size_t sum = 0, largest = 0;
+    for (size_t count : layer["tokens"]) {
+      sum += count;
+      largest = std::max(largest, count);
+      idle += count == 0 ? 1u : 0u;
+    }
+    EXPECT_EQ(sum, tokens * 2) << "every token goes to two experts";
+    EXPECT_EQ(layer["hottest"]["tokens"], largest);
+    EXPECT_NEAR(layer["balancedness"].get<double>(),
+                static_cast<double>(tokens) * 2 / 8 / static_cast<double>(largest), 1e-4);
+  }
+  EXPECT_EQ(routing["idle"], idle);
+  // The same counts from standard input, in pieces, by another kernel.
+  const Outcome piped = Run({"inspect", "--routing", "--text", "-", "--json", "--chunk", "3",
+                             "--act-dtype", "f32", "--isa", "scalar"},
+                            ReadAll(text));
+  EXPECT_EQ(json::parse(piped.out)["routing"]["tokens"], tokens) << piped.err;
+}
+
+TEST_F(Cli, InspectRoutingExplainsBadUsage) {
+  const std::string text = (folder_ / "text.txt").string();
+  std::ofstream(text) << "A text.";
+  const std::string empty = (folder_ / "empty.txt").string();
+  std::ofstream(empty) << "";
+  EXPECT_EQ(Run({"inspect", "--routing"}).status, 2);
+  EXPECT_EQ(Run({"inspect", "--html", "x"}).status, 2);
+  EXPECT_EQ(Run({"inspect", "--routing", "--text", text, "--verify"}).status, 2);
+  ExpectRefusal({"inspect", "--routing", "--text", "no-such-file"}, {"no-such-file"});
+  ExpectRefusal({"inspect", "--routing", "--text", empty}, {empty, "no tokens"});
+  ExpectRefusal({"inspect", "--routing", "--text", text, "--html", text}, {"the text itself"});
+  ExpectRefusal({"inspect", "--routing", "--text", text, "--html", folder_.string()},
+                {"--html", "folder"});
+  ExpectRefusal({"inspect", "--routing", "--text", text, "--html", "/no/such/folder/x"},
+                {"--html", "/no/such/folder"});
+  ExpectRefusal({"inspect", "--routing", "--text", text, "--html", "/dev/full"}, {"/dev/full"});
+  ExpectRefusal({"inspect", Golden("olmoe_clip"), "--routing", "--text", text}, {"tokenizer.json"});
+}
+
+// A case of kind "dispatch": two tokens sorted by their experts. `count` is the expected count of
+// expert 0; the right one is 1.
+void WriteDispatchCase(const std::filesystem::path& path, int count) {
+  const json info = {
+      {"name", "tiny"},
+      {"kind", "dispatch"},
+      {"config",
+       {{"protocol", "local_sort"},
+        {"world_size", 1},
+        {"num_experts", 2},
+        {"top_k", 1},
+        {"hidden_size", 1},
+        {"tokens_per_rank", {2}},
+        {"payload", "bf16"}}},
+      {"checks",
+       {{{"tensor", "out.counts"}, {"mode", "exact"}},
+        {{"tensor", "out.combined"}, {"mode", "close"}, {"atol", 1e-6}, {"rtol", 0}}}}};
+  const std::vector<float> x{1, 2}, weights{1, 1}, gain{1, 3}, combined{3, 2};
+  const std::vector<int32_t> ids{1, 0}, counts{count, 1};
+  const auto view = [](const auto& values, DType dtype, const Shape& shape) {
+    return TensorView{reinterpret_cast<const std::byte*>(values.data()), dtype, shape};
+  };
+  const std::vector<NamedTensor> tensors = {{"in.x", view(x, DType::kF32, {2, 1})},
+                                            {"in.topk_ids", view(ids, DType::kI32, {2, 1})},
+                                            {"in.topk_weights", view(weights, DType::kF32, {2, 1})},
+                                            {"in.expert_gain", view(gain, DType::kF32, {2})},
+                                            {"out.counts", view(counts, DType::kI32, {2})},
+                                            {"out.combined", view(combined, DType::kF32, {2, 1})}};
+  WriteSafetensors(path, tensors,
+                   {{"format", "moe-golden-1"}, {"kind", "dispatch"}, {"case", info.dump()}});
+}
+
+TEST_F(Cli, ReplayComparesAndCounts) {
+  const std::filesystem::path cases = folder_ / "cases";
+  std::filesystem::create_directories(cases / "deeper");
+  const std::string good = (cases / "a.safetensors").string();
+  WriteDispatchCase(good, 1);
+  const Outcome one = Run({"replay", good, "--isa", "scalar", "--threads", "1"});
+  EXPECT_EQ(one.status, 0) << one.err;
+  EXPECT_NE(one.out.find("dispatch/tiny"), std::string::npos) << one.out;
+  EXPECT_NE(one.out.find("PASS  out.c"), std::string::npos) << one.out;
+  EXPECT_NE(one.out.find("1 case: 1 passed, 0 failed, 0 skipped"), std::string::npos) << one.out;
+
+  WriteDispatchCase(cases / "deeper" / "b.safetensors", 2);
+  std::ofstream(cases / "c.safetensors") << "not a case";
+  const Outcome all = Run({"replay", cases.string()});
+  EXPECT_EQ(all.status, 1);
+  EXPECT_EQ(std::count(all.out.begin(), all.out.end(), '\n'), 4) << all.out;
+  EXPECT_NE(all.out.find("FAIL  out.counts error 1, tolerance 0"), std::string::npos) << all.out;
+  EXPECT_NE(all.out.find("element [0] is 1, expected 2"), std::string::npos) << all.out;
+  EXPECT_NE(all.out.find("3 cases: 1 passed, 2 failed, 0 skipped"), std::string::npos) << all.out;
+
+  const Outcome machine = Run({"replay", cases.string(), "--json"});
+  EXPECT_EQ(machine.status, 1);
+  const json result = json::parse(machine.out);
+  EXPECT_EQ(result["passed"], 1);
+  EXPECT_EQ(result["failed"], 2);
+  EXPECT_EQ(result["cases"][0]["status"], "PASS");
+  EXPECT_EQ(result["cases"][1]["status"], "FAIL");
+  EXPECT_NE(result["cases"][1]["reason"].get<std::string>().find("not a case"), std::string::npos)
+      << result["cases"][1];
+  EXPECT_EQ(result["cases"][2]["checks"][0]["passed"], false);
+}
+
+TEST_F(Cli, ReplayWritesTheTensorsOfOneCase) {
+  const std::string good = (folder_ / "a.safetensors").string();
+  const std::string out = (folder_ / "out.safetensors").string();
+  WriteDispatchCase(good, 1);
+  EXPECT_EQ(Run({"replay", good, "--runner", "reference", "--output", out}).status, 0);
+  const std::string bytes = ReadAll(out);
+  const SafetensorsFile file =
+      SafetensorsFile::Parse(out, std::as_bytes(std::span<const char>(bytes)));
+  EXPECT_NE(file.Find("out.sorted_route"), nullptr);
+  EXPECT_EQ(Run({"replay", good, good, "--output", out}).status, 2);
+  ExpectRefusal({"replay", good, "--output", good}, {"--output", "the case itself"});
+  ExpectRefusal({"replay", good, "--output", "/no/such/folder/x"}, {"--output", "/no/such/folder"});
+  ExpectRefusal({"replay", good, "--output", ""}, {"--output", "empty"});
+}
+
+TEST_F(Cli, ReplayExplainsBadUsage) {
+  EXPECT_EQ(Run({"replay"}).status, 2);
+  ExpectRefusal({"replay", "no/such/case"}, {"no/such/case"});
+  ExpectRefusal({"replay", folder_.string()}, {folder_.string(), ".safetensors"});
+  const std::string good = (folder_ / "a.safetensors").string();
+  WriteDispatchCase(good, 1);
+  ExpectRefusal({"replay", good, "--runner", "fast"}, {"--runner", "fast", "aiter"});
+  ExpectRefusal({"replay", good, "--a2a", "pigeon"}, {"--a2a", "pigeon", "deepep"});
 }
 
 TEST_F(Cli, EnvironmentVariablesAreRead) {

@@ -18,6 +18,7 @@ namespace switchyard::replay {
 // How a case is computed.
 struct ReplayOptions {
   std::string runner = "auto";        // of the kinds layer and qlayer
+  std::string a2a = "none";           // likewise
   std::string act_dtype = "f32";      // f32, bf16
   bool activation_quant = true;       // false: weight-only arithmetic, compared with out.y_plain
   std::filesystem::path output = {};  // if given, the computed tensors are written to this file
