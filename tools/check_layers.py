@@ -75,7 +75,8 @@ def check_include(path, line, name, target, quoted):
         # A header that is made at build time is no file here, but its name tells its layer.
         target = next((made for made in (f"include/{name}", f"src/{name}") if layer_of(made)), None)
     if target is None:
-        is_standard = not quoted and "/" not in name and not name.endswith(".h")
+        is_c = name in ("stddef.h", "stdint.h")  # a C interface has no <cstddef>
+        is_standard = not quoted and "/" not in name and (is_c or not name.endswith(".h"))
         if path.startswith("include/") and not is_standard:
             yield f"{where}: a public header may include the standard library and Switchyard only"
         return

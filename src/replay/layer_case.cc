@@ -85,6 +85,7 @@ std::vector<double> LayerCase::Run(const KindInput& input, const moe::MoeLayerCo
                                    std::string& skipped) const {
   moe::MoeLayerOptions options;
   options.runner = input.options.runner;
+  options.a2a = input.options.a2a;
   options.act_dtype = input.options.act_dtype;
   options.activation_quant = input.options.activation_quant;
   std::unique_ptr<moe::MoeLayer> layer;

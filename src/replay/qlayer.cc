@@ -11,10 +11,11 @@
 namespace switchyard::replay {
 namespace {
 
-// Imported matrices of one prefix, which the bank points to.
+// A bank of one prefix with what was made for it: imported matrices, rounded scales.
 struct StoredBank {
   moe::ExpertBank bank;
   std::vector<std::unique_ptr<quant::QuantMatrix>> matrices;
+  std::vector<BF16> scales;
 };
 
 class BankReader {
@@ -32,7 +33,9 @@ class BankReader {
     if (scheme_ == "awq_int4" || scheme_ == "wna16_int4" || scheme_ == "modelslim_w4a8" ||
         scheme_ == "modelslim_w4a4" || scheme_ == "quark_int4fp8")
       return Imported();
-    return {AsStored(), {}};
+    StoredBank stored{AsStored(), {}, {}};
+    if (scheme_ == "modelslim_w8a8") RoundScales(stored);
+    return stored;
   }
 
  private:
@@ -95,6 +98,14 @@ class BankReader {
       bank.scale.push_back(scale.data());
     }
     return bank;
+  }
+
+  // ModelSlim's loader rounds the scales of W8A8 to bf16.
+  void RoundScales(StoredBank& stored) const {
+    for (float scale : file_.F32(Name("scale"))) stored.scales.push_back(ToBF16(scale));
+    stored.bank.format.scale_dtype = DType::kBF16;
+    for (size_t e = 0; e < experts_; ++e)
+      stored.bank.scale[e] = reinterpret_cast<const std::byte*>(stored.scales.data() + e * n_);
   }
 
   quant::QuantMatrix Import(size_t expert) const {

@@ -28,6 +28,22 @@ std::vector<std::filesystem::path> CasesOf(std::string_view kind) {
   return cases;
 }
 
+// Every way to compute a case: a layer with each registered runner, in f32 and bf16, with and
+// without its activation quantisation.
+std::vector<ReplayOptions> AllOptions(std::string_view kind) {
+  std::vector<ReplayOptions> all;
+  if (kind != "layer" && kind != "qlayer") return {{}};
+  for (const moe::RunnerEntry& runner : moe::BuiltinRegistry().runners()) {
+    for (const char* act_dtype : {"f32", "bf16"}) {
+      for (bool activation_quant : {true, false})
+        all.push_back({.runner = std::string(runner.name),
+                       .act_dtype = act_dtype,
+                       .activation_quant = activation_quant});
+    }
+  }
+  return all;
+}
+
 bool UsesKernels(std::string_view kind) {
   return kind == "activation" || kind == "layer" || kind == "qlayer" || kind == "quant";
 }
@@ -39,11 +55,11 @@ class GoldenMoeTest : public ::testing::TestWithParam<std::string_view> {
     const ReplayResult result = ReplayCase(path, moe::BuiltinRegistry(), context_, options);
     if (!result.skipped.empty()) {
       ++num_skipped_;
-      std::printf("%s: skipped: %s\n", path.filename().c_str(), result.skipped.c_str());
       return;
     }
     ++num_run_;
-    EXPECT_TRUE(result.passed()) << path;
+    EXPECT_TRUE(result.passed()) << path << " with runner " << options.runner << ", activations "
+                                 << options.act_dtype;
     for (const CheckResult& check : result.checks) {
       EXPECT_TRUE(check.passed) << path.filename() << ": " << check.tensor << ": error "
                                 << check.error << ", tolerance " << check.tolerance << ": "
@@ -62,7 +78,9 @@ TEST_P(GoldenMoeTest, EveryCaseAgrees) {
   const std::vector<std::filesystem::path> cases = CasesOf(GetParam());
   ASSERT_FALSE(cases.empty());
   const auto replay_all = [&] {
-    for (const auto& path : cases) Replay(path, {});
+    for (const ReplayOptions& options : AllOptions(GetParam())) {
+      for (const auto& path : cases) Replay(path, options);
+    }
   };
   if (UsesKernels(GetParam())) {
     testing::ForEachTarget(replay_all);
