@@ -203,7 +203,7 @@ Rows GroupedMatmul::Run(ExecContext& context, const GroupedMatmulArgs& args) con
       CheckGroups(context, args.group_list, first.num_experts(), args.x.rows, layer_id_);
   size_t width = 0;
   for (const ExpertMatrices& w : args.weights) width += w.rows;
-  const Rows out = context.arena.AllocateRows(args.x.rows, width);
+  const Rows out = context.arena.AllocateRows(std::max(args.x.rows, args.num_rows), width);
   const quant::ActRows x = quant::PrepareExpertRows(context, args.x.Slice(0, groups.num_rows()),
                                                     args.act, first.format, args.act_dtype);
   Product(args, groups, x, out).Run(context);

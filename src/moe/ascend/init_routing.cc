@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
+#include "moe/ascend/gather_rows.h"
 #include "quant/act_quant.h"
 #include "switchyard/core/error.h"
 #include "switchyard/moe/ascend/hidden_states_quant.h"
@@ -108,36 +108,10 @@ std::span<const int32_t> SortedExperts(ExecContext& context, const InitRoutingAr
   return experts;
 }
 
-// Row i of the result is row token_of(i) of x: bytes and scales, whatever the kind.
-template <typename TokenOf>
-QuantRows Gather(ExecContext& context, const QuantRows& x, size_t num_rows,
-                 const TokenOf& token_of) {
-  QuantRows gathered = x;
-  gathered.rows = num_rows;
-  const size_t row_bytes = BytesOf(x.dtype, x.cols);
-  // Codes start at multiples of 64 bytes, so that vector loads do not straddle cache lines.
-  gathered.stride = x.kind == ActQuantKind::kNone ? row_bytes : (row_bytes + 63) / 64 * 64;
-  std::byte* data = context.arena.AllocateSpan<std::byte>(num_rows * gathered.stride).data();
-  gathered.data = data;
-  const size_t scale_bytes = x.scale_stride * DTypeBytes(x.scale_dtype);
-  std::byte* scales = nullptr;
-  if (scale_bytes != 0) {
-    scales = context.arena.AllocateSpan<std::byte>(num_rows * scale_bytes).data();
-    gathered.scale = scales;
-  }
-  quant::ForEachRow(context, num_rows, [&](size_t i) {
-    const size_t token = token_of(i);
-    std::memcpy(data + i * gathered.stride, x.Row(token), row_bytes);
-    if (scales != nullptr)
-      std::memcpy(scales + i * scale_bytes, x.scale + token * scale_bytes, scale_bytes);
-  });
-  return gathered;
-}
-
 QuantRows Expand(ExecContext& context, const QuantRows& x, const InitRoutingArgs& args,
                  const SortedRoutes& sorted) {
-  return Gather(context, x, sorted.route_of.size(),
-                [&](size_t row) { return sorted.route_of[row] / args.top_k; });
+  return GatherRows(context, x, sorted.route_of.size(),
+                    [&](size_t row) { return sorted.route_of[row] / args.top_k; });
 }
 
 // Everything but the rows.
@@ -259,7 +233,7 @@ InitRoutingResult InitRoutingV1::Run(ExecContext& context, const InitRoutingArgs
   const SortedRoutes sorted = SortRoutes(context, args);
   InitRoutingResult result;
   result.expanded_x =
-      Gather(context, QuantRows::Plain(args.x), sorted.route_of.size(), [&](size_t row) {
+      GatherRows(context, QuantRows::Plain(args.x), sorted.route_of.size(), [&](size_t row) {
         return static_cast<size_t>(args.row_idx[sorted.route_of[row]]) % args.x.rows;
       });
   const std::span<int32_t> row_idx = context.arena.AllocateSpan<int32_t>(args.row_idx.size());

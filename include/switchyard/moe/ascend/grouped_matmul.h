@@ -47,6 +47,7 @@ struct GroupedMatmulArgs {
   // kW8A8: added to the integer sums, before the scales (the vendor's i32 bias); E pointers to
   // [sum of N], or empty.
   std::span<const int32_t* const> int_bias;
+  size_t num_rows = 0;  // of the result, if it has more than x
 };
 
 // Interface; implementations hold no state between calls.
@@ -56,7 +57,7 @@ class BaseGroupedMatmul {
 
   // Row m of the result is x[m] times the transposed matrix of m's expert, plus bias. In the arena.
   // Deterministic: a row's bits depend on the row and its expert alone.
-  // Shapes: returns [M, sum of N] f32; rows past the last group are undefined.
+  // Shapes: returns [max(M, num_rows), sum of N] f32; rows past the last group are undefined.
   // Errors: kInvalidArgument naming the layer: those of CheckGroups, matrices of other widths than
   //   the rows or of different formats or numbers of experts; those of ModeOf.
   virtual Rows Run(ExecContext& context, const GroupedMatmulArgs& args) const = 0;
