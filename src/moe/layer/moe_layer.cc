@@ -131,6 +131,16 @@ DType ActivationDType(const std::string& setting, const ExpertWeights& weights) 
 
 }  // namespace
 
+std::unique_ptr<MoeRunner> CreateMoeRunner(const Registry& registry,
+                                           const MoeRunnerOptions& options,
+                                           const MoeRunnerConfig& config,
+                                           const MoeQuantInfo& quant_info, DispatchFormat format) {
+  MoeRunnerConfig attached = config;
+  attached.w13_kernel = {quant_info.w1.format, quant_info.a13};
+  attached.w2_kernel = {quant_info.w2.format, quant_info.a2};
+  return MoeRunner::Create(registry, options, attached, format);
+}
+
 MoeLayer::MoeLayer(const Registry& registry, const MoeLayerConfig& config,
                    const MoeLayerOptions& options, ExpertWeights weights)
     : config_(config),
@@ -166,9 +176,11 @@ MoeLayer::MoeLayer(const Registry& registry, const MoeLayerConfig& config,
   }
   dispatcher_ = dispatcher.make(runner);
   DispatcherQuantConfig wire;
-  wire.output = quant_info_.a13.kind == scheme_w13_->wire ? quant_info_.a13 : ActQuant{};
+  const bool sends_codes =
+      quant_info_.a13.kind == scheme_w13_->wire && dispatcher_->CanSend(scheme_w13_->wire);
+  if (sends_codes) wire.output = quant_info_.a13;
   dispatcher_->SetQuantConfig(wire);
-  runner_ = MoeRunner::Create(registry, runner_options, runner, dispatcher.format);
+  runner_ = CreateMoeRunner(registry, runner_options, runner, quant_info_, dispatcher.format);
 }
 
 Rows MoeLayer::Forward(ExecContext& context, ConstRows hidden, ConstRows router_logits,

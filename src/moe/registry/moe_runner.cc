@@ -30,6 +30,7 @@ std::unique_ptr<MoeRunner> MoeRunner::Create(const Registry& registry,
   runner->name_ = options.runner;
   runner->config_ = config;
   runner->config_.formula = ResolveActivation(registry, config);
+  runner->config_.dispatch_format = format;
   if (!options.disable_fused) runner->fused_ = registry.FindFused(options.a2a, options.runner);
   if (runner->fused_ == nullptr) {
     runner->core_ = registry.FindRunner(options.runner).make(runner->config_);

@@ -7,8 +7,17 @@
 
 #include "switchyard/core/activation.h"
 #include "switchyard/core/dtype.h"
+#include "switchyard/core/quant_format.h"
+#include "switchyard/moe/contract/dispatch.h"
 
 namespace switchyard::moe {
+
+// What one product of a layer multiplies: the kernels that contract 4.1 hangs on the layer, one for
+// w13 and one for w2.
+struct ExpertKernel {
+  MatrixFormat format;
+  ActQuant act;  // of its rows
+};
 
 // Fixed when the layer is built; owned by the layer.
 struct MoeRunnerConfig {
@@ -36,6 +45,10 @@ struct MoeRunnerConfig {
   bool no_combine_keep_router_weight = false;  // with no_combine: the K rows are weighted
   DType activation_dtype =
       DType::kF32;  // arithmetic of activations: kF32, or kBF16 (rounded before each product)
+  // For runners that choose by them when they are built; attached by CreateMoeRunner. Without them,
+  // such a runner chooses, and refuses, at each call.
+  std::optional<ExpertKernel> w13_kernel, w2_kernel;
+  std::optional<DispatchFormat> dispatch_format;  // set by MoeRunner::Create
 };
 
 }  // namespace switchyard::moe

@@ -25,6 +25,9 @@ class Dispatcher {
   // The layout that Dispatch returns and Combine takes.
   virtual DispatchFormat format() const = 0;
 
+  // Whether SetQuantConfig takes rows of this kind; a layer asks before it wants them sent.
+  virtual bool CanSend(ActQuantKind) const { return true; }
+
   // Takes effect with the next Dispatch. A dispatcher that moves nothing has nothing to quantise.
   // Errors: kUnsupported naming the kind that the dispatcher cannot send.
   virtual void SetQuantConfig(const DispatcherQuantConfig&) {}

@@ -45,6 +45,14 @@ struct RoutingRecord {
   TopKOutput topk;
 };
 
+// MoeRunner::Create with the kernels of w13 and w2 attached to the config, so that a runner which
+// chooses by them (ascend) does so, and refuses, now (contract 5.0, create_moe_runner).
+// Errors: those of MoeRunner::Create.
+std::unique_ptr<MoeRunner> CreateMoeRunner(const Registry& registry,
+                                           const MoeRunnerOptions& options,
+                                           const MoeRunnerConfig& config,
+                                           const MoeQuantInfo& quant_info, DispatchFormat format);
+
 // Owns the experts' weight pointers, dispatcher and runner; the weights' bytes belong to the
 // checkpoint. After a call that threw, the layer is usable again.
 class MoeLayer {

@@ -1,0 +1,89 @@
+// Format deepep_ll in and out of the ascend runner (contract 3.5, 4.1). The rows of a slab that are
+// defined are packed one expert after the other, and put back in their places afterwards; the rest
+// of the slab is never read.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "moe/ascend/gather_rows.h"
+#include "moe/runners/ascend/deepep.h"
+#include "moe/runners/builtin.h"
+#include "switchyard/core/error.h"
+#include "switchyard/moe/runners/ascend.h"
+
+namespace switchyard::moe::runners {
+namespace {
+
+struct SlabState {
+  AscendCombineState combine;
+  std::span<const size_t> place;  // place of each packed row in the slab
+  size_t num_places = 0;
+};
+
+void CheckSlab(const DeepepLlDispatchOutput& slab, const MoeQuantInfo& quant_info,
+               const MoeRunnerConfig& config) {
+  const auto refuse = [&](const std::string& what) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("layer {}: dispatch format deepep_ll: {}", config.layer_id, what));
+  };
+  const size_t experts = quant_info.w1.num_experts();
+  if (slab.masked_m.size() != experts)
+    refuse(fmt::format("masked_m has {} entries, the rank has {} experts", slab.masked_m.size(),
+                       experts));
+  if (slab.hidden_states.rows != experts * slab.capacity)
+    refuse(fmt::format("the slab has {} rows, {} experts of capacity {} need {}",
+                       slab.hidden_states.rows, experts, slab.capacity, experts * slab.capacity));
+  for (size_t e = 0; e < experts; ++e) {
+    if (slab.masked_m[e] < 0 || static_cast<size_t>(slab.masked_m[e]) > slab.capacity)
+      refuse(fmt::format("masked_m of expert {} is {}, its capacity {}", e, slab.masked_m[e],
+                         slab.capacity));
+  }
+}
+
+std::span<const size_t> Places(ExecContext& context, const DeepepLlDispatchOutput& slab) {
+  size_t count = 0;
+  for (int32_t rows : slab.masked_m) count += static_cast<size_t>(rows);
+  const std::span<size_t> place = context.arena.AllocateSpan<size_t>(count);
+  size_t packed = 0;
+  for (size_t e = 0; e < slab.masked_m.size(); ++e) {
+    for (size_t i = 0; i < static_cast<size_t>(slab.masked_m[e]); ++i)
+      place[packed++] = e * slab.capacity + i;
+  }
+  return place;
+}
+
+const AscendRunnerInput& PrePermute(ExecContext& context, const DeepepLlDispatchOutput& slab,
+                                    const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
+                                    RunningState& state) {
+  CheckSlab(slab, quant_info, config);
+  const std::span<const size_t> place = Places(context, slab);
+  auto* input = context.arena.New<AscendRunnerInput>();
+  input->promises = slab.promises;
+  input->hidden_states = ascend::GatherRows(context, slab.hidden_states, place.size(),
+                                            [&](size_t row) { return place[row]; });
+  input->expert_tokens = WidenCounts(context, slab.masked_m);
+  state.Emplace<SlabState>(context.arena, AscendCombineState{slab.topk_ids, slab.topk_weights},
+                           place, slab.hidden_states.rows);
+  return *input;
+}
+
+const DeepepLlCombineInput& PostPermute(ExecContext& context, const AscendRunnerOutput& output,
+                                        const MoeQuantInfo&, const MoeRunnerConfig&,
+                                        RunningState& state) {
+  const auto& slab = state.Get<SlabState>();
+  const Rows& packed = output.hidden_states;
+  const Rows rows = context.arena.AllocateRows(slab.num_places, packed.cols);
+  quant::ForEachRow(context, slab.place.size(), [&](size_t i) {
+    std::copy_n(packed.Row(i), packed.cols, rows.Row(slab.place[i]));
+  });
+  auto* combine = context.arena.New<DeepepLlCombineInput>(rows, output.promises);
+  combine->topk_ids = slab.combine.topk_ids;
+  combine->topk_weights = slab.combine.topk_weights;
+  return *combine;
+}
+
+}  // namespace
+
+extern constinit const PermuteEntry ascend_deepep_ll = MakePermutes<&PrePermute, &PostPermute>();
+
+}  // namespace switchyard::moe::runners
