@@ -28,12 +28,6 @@ const std::chrono::steady_clock::time_point g_start = std::chrono::steady_clock:
 // Settings whose other values this build does not have, with the reason; refused by name instead of
 // being without effect.
 void RefuseWhatThisBuildLacks(const Settings& settings) {
-  const std::string& runner = settings.Get("moe-runner");
-  if (runner == "ascend") {
-    throw Error(
-        ErrorCode::kUnsupported,
-        "--moe-runner ascend: this build has no ascend runner; there are: aiter, reference");
-  }
   const std::string& kv = settings.Get("kv-dtype");
   if (kv == "fp8" || kv == "int8") {
     throw Error(

@@ -196,9 +196,11 @@ TEST(ActivationRegistry, RunnersComputeWithEveryGatedEntry) {
     ExecContext context{pool, arena};
     const StandardDispatchOutput dispatched(ConstRows(hidden.data(), 5, 24),
                                             TopKOutput{5, 2, scores, ids, {}});
-    const Rows rows = AsStandard(moe->Run(context, dispatched,
-                                          registry.FindScheme("unquant").quant_info(weights)))
-                          .hidden_states;
+    MoeQuantInfo info;
+    info.w1 = weights.w1.View();
+    info.w3 = weights.w3.View();
+    info.w2 = weights.w2.View();
+    const Rows rows = As<StandardCombineInput>(moe->Run(context, dispatched, info)).hidden_states;
     std::vector<float> out;
     for (size_t t = 0; t < rows.rows; ++t) out.insert(out.end(), rows.Row(t), rows.Row(t) + 24);
     return out;
