@@ -28,9 +28,9 @@ struct GroupRanges {
 };
 
 // The ranges, in the arena. `num_rows` is how many rows there are.
-// Errors: kInvalidArgument naming the layer and the expert for a list of another length, a type that
-//   is neither 0 nor 1, a negative entry, end offsets that decrease, and groups that need more rows
-//   than there are.
+// Errors: kInvalidArgument naming the layer and the expert for a list of another length, a type
+//   that is neither 0 nor 1, a negative entry, end offsets that decrease, and groups that need more
+//   rows than there are.
 GroupRanges CheckGroups(ExecContext& context, const GroupList& list, size_t num_experts,
                         size_t num_rows, size_t layer_id);
 

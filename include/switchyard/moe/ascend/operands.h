@@ -62,8 +62,8 @@ class CanonicalWeights {
 // Converts once. The bias is scale_bias if it is there, else weight_bias; but in W4A8 scale_bias is
 // the checksum 8 * sum of weights, which a product of signed codes must not add: it is compared
 // with the weights and dropped, and weight_bias is added.
-// Errors: kInvalidArgument naming the layer, `name` and the operand: dtype or shape that are not the
-//   mode's; kCorruptData for a scale_bias that is not the checksum, offsets that are no whole
+// Errors: kInvalidArgument naming the layer, `name` and the operand: dtype or shape that are not
+//   the mode's; kCorruptData for a scale_bias that is not the checksum, offsets that are no whole
 //   numbers in range, and what the packings refuse.
 CanonicalWeights ImportOperands(GroupedMatmulMode mode, const AscendOperands& operands,
                                 std::string_view name, size_t layer_id);

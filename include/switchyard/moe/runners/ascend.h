@@ -131,7 +131,8 @@ Rows ApplyWithoutRoutingWeights(ExecContext& context, const ExpertsForwardArgs& 
 // finalize mode 0. Logs one warning per process. Equals the modular path with activation silu or
 // gelu_tanh.
 //
-// Shapes: x [T, H]; w1 [2I, H] (gate rows, then up rows) and w2 [H, I] of E experts; returns [T, H].
+// Shapes: x [T, H]; w1 [2I, H] (gate rows, then up rows) and w2 [H, I] of E experts; returns [T,
+//   H].
 // Errors: kUnsupported naming the layer and the setting for what the call never had (quantised
 //   weights, biases, clamps, a scaling factor, other activations, layers that are not gated);
 //   kInvalidArgument naming token and id.
