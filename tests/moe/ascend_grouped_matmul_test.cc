@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -513,6 +514,10 @@ TEST_F(AscendGroupedMatmul, W4A4Packings) {
   EXPECT_EQ(W4A4PackingOf(settings), W4A4Packing::kOld);
   settings.Set("moe-w4a4-new-packing", "1", "test");
   EXPECT_EQ(W4A4PackingOf(settings), W4A4Packing::kNew);
+  setenv("SGLANG_NPU_W4A4_NEW_PACKING", "1", 1);
+  EXPECT_EQ(W4A4PackingOf(Settings::FromEnvironment()), W4A4Packing::kNew);
+  unsetenv("SGLANG_NPU_W4A4_NEW_PACKING");
+  EXPECT_EQ(W4A4PackingOf(Settings::FromEnvironment()), W4A4Packing::kOld);
 }
 
 // gemm1, Swiglu and mxfp8 in one is the three in turn; counts are summed inside.

@@ -884,7 +884,7 @@ TEST_F(AscendRunner, ExpertsForwardFromVendorOperands) {
   ExpertsForwardArgs args;
   args.hidden_states = QuantRows::Plain(ConstRows(x.data(), 5, kHidden));
   args.group_list = {counts, GroupListType::kCounts};
-  args.activation = &activation;
+  args.activation = &activation.object();
   args.quant_info = &from_vendor;
   args.layer_id = kLayer;
   const Rows a = ExpertsForward(context_, args);

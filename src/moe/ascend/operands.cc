@@ -53,6 +53,11 @@ bool IsFloat(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
 
+// [E, N], perhaps with an axis of 1.
+bool IsPerChannel(const TensorView& view, size_t experts, size_t n) {
+  return view.shape.rank() >= 2 && view.shape[0] == experts && view.NumElements() == experts * n;
+}
+
 // Reads the operands of one prefix, an expert at a time.
 class Importer {
  public:
@@ -158,7 +163,7 @@ class Importer {
       scale_.RefuseShape("f32, f16, bf16 or the bits of f32 in i64");
     format_.scale_dtype = dtype == DType::kI64 ? DType::kF32 : dtype;
     const std::span<const size_t> dims = scale_.view.shape.dims();
-    const bool per_channel = scale_.view.NumElements() == experts_ * n_;
+    const bool per_channel = IsPerChannel(scale_.view, experts_, n_);
     const bool may_group =
         mode_ == GroupedMatmulMode::kW4A8Int || mode_ == GroupedMatmulMode::kW4A16;
     const bool grouped = dims.size() == 3 && dims[0] == experts_ && dims[2] == n_ && dims[1] != 0 &&
@@ -274,9 +279,8 @@ class Importer {
   MatrixFormat format_;
 };
 
-// f32 [E, N], perhaps with an axis of 1.
 std::span<const float> FloatBias(const Operand& bias, size_t experts, size_t n) {
-  if (bias.view.dtype != DType::kF32 || bias.view.NumElements() != experts * n)
+  if (bias.view.dtype != DType::kF32 || !IsPerChannel(bias.view, experts, n))
     bias.RefuseShape(fmt::format("f32 [{}, {}]", experts, n));
   return bias.Elements<float>(0, experts * n);
 }
@@ -321,11 +325,11 @@ CanonicalWeights ImportOperands(GroupedMatmulMode mode, const AscendOperands& op
   const Operand scale_bias{operands.scale_bias, prefix + " scale_bias"};
   if (scale_bias.present() && mode == GroupedMatmulMode::kW8A8 &&
       scale_bias.view.dtype == DType::kI32) {
-    if (scale_bias.view.NumElements() != experts * n)
+    if (!IsPerChannel(scale_bias.view, experts, n))
       scale_bias.RefuseShape(fmt::format("i32 [{}, {}]", experts, n));
     const std::span<const int32_t> values = scale_bias.Elements<int32_t>(0, experts * n);
     impl->int_bias.assign(values.begin(), values.end());
-    for (size_t e = 0; e < experts; ++e) impl->int_bias_of.push_back(&impl->int_bias[e * n]);
+    for (size_t e = 0; e < experts; ++e) impl->int_bias_of.push_back(impl->int_bias.data() + e * n);
     return CanonicalWeights(std::move(impl));
   }
   if (scale_bias.present() && mode == GroupedMatmulMode::kW4A8Int)
@@ -335,7 +339,7 @@ CanonicalWeights ImportOperands(GroupedMatmulMode mode, const AscendOperands& op
   if (taken.present()) {
     const std::span<const float> values = FloatBias(taken, experts, n);
     impl->bias.assign(values.begin(), values.end());
-    for (size_t e = 0; e < experts; ++e) impl->bias_of.push_back(&impl->bias[e * n]);
+    for (size_t e = 0; e < experts; ++e) impl->bias_of.push_back(impl->bias.data() + e * n);
   }
   return CanonicalWeights(std::move(impl));
 }

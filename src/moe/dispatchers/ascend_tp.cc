@@ -20,7 +20,7 @@ class AscendTpDispatcher : public Dispatcher {
       : layer_id_(config.layer_id),
         num_experts_(config.num_local_experts),
         gather_(std::move(gather)),
-        init_(config.layer_id) {
+        init_(std::make_unique<ascend::InitRoutingV2Quant>(config.layer_id)) {
     if (config.no_combine) {
       throw Error(ErrorCode::kUnsupported,
                   fmt::format("layer {}: no_combine: the ascend_tp dispatcher sums over the top-k; "
@@ -58,7 +58,7 @@ class AscendTpDispatcher : public Dispatcher {
     args.quant_mode = *ModeOf(wire_.kind);
     args.amax_floor = wire_.amax_floor;
     args.mx_rule = wire_.mx_rule;
-    const ascend::InitRoutingResult routed = init_.Run(context, args);
+    const ascend::InitRoutingResult routed = init_->Run(context, args);
     routing_ = {topk, routed.expanded_row_idx, routed.expanded_x.rows};
     auto* output = context.arena.New<AscendTpDispatchOutput>();
     output->hidden_states = routed.expanded_x;
@@ -126,7 +126,7 @@ class AscendTpDispatcher : public Dispatcher {
   size_t num_experts_;
   ascend::GatherColumns gather_;
   ActQuant wire_;
-  ascend::InitRoutingV2Quant init_;
+  std::unique_ptr<const ascend::BaseInitRouting> init_;
   std::unique_ptr<const ascend::BaseFinalizeRouting> finalize_;
   std::optional<Routing> routing_;
 };

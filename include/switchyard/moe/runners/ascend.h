@@ -107,11 +107,13 @@ struct ExpertsForwardArgs {
   QuantRows hidden_states;       // [M, H], by expert
   ascend::GroupList group_list;  // [L]
   const AscendQuantInfo* quant_info = nullptr;
-  const AscendActivation* activation = nullptr;
+  const ascend::BaseActivation* activation = nullptr;  // nullptr = gemm1 is fused with it
   DType activation_dtype = DType::kF32;
   size_t layer_id = 0;
   // Stands around the activation of GGUF layers (contract 5.7); empty = one rank.
   ascend::GatherColumns gather;
+  // An operator library of its own for both products; nullptr = ascend::GroupedMatmul.
+  const ascend::BaseGroupedMatmul* grouped_matmul = nullptr;
 };
 
 // gemm1, activation, gemm2 over rows sorted by expert, not weighted: what every caller shares

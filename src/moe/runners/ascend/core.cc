@@ -43,7 +43,7 @@ const RunnerOutput& AscendRunnerCore::Run(ExecContext& context, const RunnerInpu
   args.hidden_states = input.hidden_states;
   args.group_list = {input.expert_tokens, input.group_list_type};
   args.quant_info = &info;
-  args.activation = &activation;
+  args.activation = activation.fused_gemm1 ? nullptr : &activation.object();
   args.activation_dtype = config_.activation_dtype;
   args.layer_id = config_.layer_id;
   args.gather = gather_;

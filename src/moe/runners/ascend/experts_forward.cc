@@ -5,6 +5,12 @@
 namespace switchyard::moe {
 namespace {
 
+Rows Multiply(ExecContext& context, const ExpertsForwardArgs& args,
+              const ascend::GroupedMatmulArgs& product) {
+  if (args.grouped_matmul != nullptr) return args.grouped_matmul->Run(context, product);
+  return ascend::GroupedMatmul(args.layer_id).Run(context, product);
+}
+
 // gemm1 and the activation: rows of the groups only.
 QuantRows Hidden(ExecContext& context, const ExpertsForwardArgs& args, size_t num_rows) {
   const AscendQuantInfo& info = *args.quant_info;
@@ -16,25 +22,24 @@ QuantRows Hidden(ExecContext& context, const ExpertsForwardArgs& args, size_t nu
   gemm1.act = info.a13;
   gemm1.act_dtype = args.activation_dtype;
   gemm1.int_bias = info.int_bias13;
-  if (args.activation->fused_gemm1) {
+  if (args.activation == nullptr) {
     ascend::GroupedMatmulSwigluQuant::Options options;
     options.requant = info.a2;
     options.layer_id = args.layer_id;
     return ascend::GroupedMatmulSwigluQuant(options).Run(context, gemm1);
   }
   ascend::ActivationArgs activation;
-  activation.x = ascend::GroupedMatmul(args.layer_id).Run(context, gemm1);
-  const ascend::RowActivation& object = args.activation->object();
-  if (object.is_grouped()) activation.groups = args.group_list;
-  if (!args.gather) return object.Run(context, activation);
-  return ascend::AllGatherActivationWrapper(object, args.gather, args.layer_id)
+  activation.x = Multiply(context, args, gemm1);
+  if (args.activation->is_grouped()) activation.groups = args.group_list;
+  if (!args.gather) return args.activation->Run(context, activation);
+  return ascend::AllGatherActivationWrapper(*args.activation, args.gather, args.layer_id)
       .Run(context, activation);
 }
 
 }  // namespace
 
 Rows ExpertsForward(ExecContext& context, const ExpertsForwardArgs& args) {
-  SY_CHECK(args.quant_info != nullptr && args.activation != nullptr);
+  SY_CHECK(args.quant_info != nullptr);
   const AscendQuantInfo& info = *args.quant_info;
   const ascend::GroupRanges groups = ascend::CheckGroups(
       context, args.group_list, info.w1.num_experts(), args.hidden_states.rows, args.layer_id);
@@ -46,7 +51,7 @@ Rows ExpertsForward(ExecContext& context, const ExpertsForwardArgs& args) {
   gemm2.act_dtype = args.activation_dtype;
   gemm2.int_bias = info.int_bias2;
   gemm2.num_rows = args.hidden_states.rows;
-  return ascend::GroupedMatmul(args.layer_id).Run(context, gemm2);
+  return Multiply(context, args, gemm2);
 }
 
 Rows ApplyWithoutRoutingWeights(ExecContext& context, const ExpertsForwardArgs& args) {
