@@ -99,7 +99,7 @@ std::string Reason(const Outcome& outcome) {
 }
 
 std::string Describe(const Outcome& outcome) {
-  const std::string reason = Reason(outcome);
+  std::string reason = Reason(outcome);
   if (!reason.empty()) return reason;
   const CheckResult* worst = WorstCheck(outcome.result);
   if (worst == nullptr) return "the case compares nothing that was computed";

@@ -76,70 +76,82 @@ std::optional<std::vector<float>> TryF32(const TensorView& view) {
 
 }  // namespace
 
-// The bytes of the file and the header over them.
+// The bytes of the file, the header over them, and the case that its metadata describes.
 struct CaseFile::Storage {
   Storage(const std::filesystem::path& path, std::vector<std::byte> bytes_in)
-      : bytes(std::move(bytes_in)), tensors(SafetensorsFile::Parse(path.string(), bytes)) {}
+      : bytes(std::move(bytes_in)), tensors(SafetensorsFile::Parse(path.string(), bytes)) {
+    ReadCase();
+  }
+
+  void ReadCase();
+  const std::string& Metadata(const std::string& key) const;
+  [[noreturn]] void Corrupt(const std::string& message) const {
+    throw Error(ErrorCode::kCorruptData, fmt::format("{}: {}", tensors.file_name(), message));
+  }
 
   std::vector<std::byte> bytes;
   SafetensorsFile tensors;
+  std::string name, kind;
+  nlohmann::json config, checks;
 };
 
-CaseFile CaseFile::Read(const std::filesystem::path& path) {
-  CaseFile file;
-  file.storage_ = std::make_shared<const Storage>(path, ReadFile(path));
-  const auto metadata = [&](const std::string& key) {
-    const auto& all = file.storage_->tensors.metadata();
-    const auto found = all.find(key);
-    if (found == all.end()) file.Corrupt(fmt::format("__metadata__ has no \"{}\"", key));
-    return found->second;
-  };
-  if (const std::string format = metadata("format"); format != kFormat) {
-    file.Corrupt(fmt::format("format is {}, expected \"{}\"", QuoteForMessage(format), kFormat));
+const std::string& CaseFile::Storage::Metadata(const std::string& key) const {
+  const auto found = tensors.metadata().find(key);
+  if (found == tensors.metadata().end()) Corrupt(fmt::format("__metadata__ has no \"{}\"", key));
+  return found->second;
+}
+
+void CaseFile::Storage::ReadCase() {
+  if (const std::string& format = Metadata("format"); format != kFormat) {
+    Corrupt(fmt::format("format is {}, expected \"{}\"", QuoteForMessage(format), kFormat));
   }
-  file.kind_ = metadata("kind");
-  const nlohmann::json parsed = nlohmann::json::parse(metadata("case"), nullptr, false);
-  if (!parsed.is_object()) file.Corrupt("\"case\" in __metadata__ is not a JSON object");
-  const auto field = [&](const char* key, nlohmann::json::value_t type) {
+  kind = Metadata("kind");
+  const nlohmann::json parsed = nlohmann::json::parse(Metadata("case"), nullptr, false);
+  if (!parsed.is_object()) Corrupt("\"case\" in __metadata__ is not a JSON object");
+  const auto field = [&](const char* key, nlohmann::json::value_t type) -> const nlohmann::json& {
     const auto found = parsed.find(key);
-    if (found == parsed.end()) file.Corrupt(fmt::format("the case has no \"{}\"", key));
+    if (found == parsed.end()) Corrupt(fmt::format("the case has no \"{}\"", key));
     if (found->type() != type) {
-      file.Corrupt(fmt::format("\"{}\" of the case is a JSON {}, expected {}", key,
-                               found->type_name(), nlohmann::json(type).type_name()));
+      Corrupt(fmt::format("\"{}\" of the case is a JSON {}, expected {}", key, found->type_name(),
+                          nlohmann::json(type).type_name()));
     }
     return *found;
   };
-  file.name_ = field("name", nlohmann::json::value_t::string).get<std::string>();
-  const auto kind = field("kind", nlohmann::json::value_t::string).get<std::string>();
-  if (kind != file.kind_) {
-    file.Corrupt(fmt::format("kind is {} in __metadata__ and {} in the case",
-                             QuoteForMessage(file.kind_), QuoteForMessage(kind)));
+  name = field("name", nlohmann::json::value_t::string).get<std::string>();
+  const auto stated = field("kind", nlohmann::json::value_t::string).get<std::string>();
+  if (stated != kind) {
+    Corrupt(fmt::format("kind is {} in __metadata__ and {} in the case", QuoteForMessage(kind),
+                        QuoteForMessage(stated)));
   }
-  file.config_ = field("config", nlohmann::json::value_t::object);
-  file.checks_ = field("checks", nlohmann::json::value_t::array);
-  return file;
+  config = field("config", nlohmann::json::value_t::object);
+  checks = field("checks", nlohmann::json::value_t::array);
 }
 
-void CaseFile::Corrupt(const std::string& message) const {
-  throw Error(ErrorCode::kCorruptData,
-              fmt::format("{}: {}", storage_->tensors.file_name(), message));
+CaseFile CaseFile::Read(const std::filesystem::path& path) {
+  const auto storage = std::make_shared<const Storage>(path, ReadFile(path));
+  return CaseFile(storage, {storage, &storage->config});
 }
 
 CaseFile CaseFile::WithConfig(const nlohmann::json& config) const {
   if (!config.is_object()) Corrupt("a config inside the config is no object");
-  CaseFile other = *this;
-  other.config_ = config;
-  return other;
+  return CaseFile(storage_, std::make_shared<const nlohmann::json>(config));
 }
 
+const std::string& CaseFile::name() const { return storage_->name; }
+const std::string& CaseFile::kind() const { return storage_->kind; }
+const nlohmann::json& CaseFile::config() const { return *config_; }
+const nlohmann::json& CaseFile::checks() const { return storage_->checks; }
+
+void CaseFile::Corrupt(const std::string& message) const { storage_->Corrupt(message); }
+
 bool CaseFile::HasConfig(std::string_view key) const {
-  const auto found = config_.find(std::string(key));
-  return found != config_.end() && !found->is_null();
+  const auto found = config().find(std::string(key));
+  return found != config().end() && !found->is_null();
 }
 
 const nlohmann::json& CaseFile::Field(std::string_view key) const {
   if (!HasConfig(key)) Corrupt(fmt::format("the config has no \"{}\"", key));
-  return *config_.find(std::string(key));
+  return *config().find(std::string(key));
 }
 
 void CaseFile::BadField(std::string_view key, std::string_view expected) const {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "switchyard/core/exec_context.h"
@@ -30,10 +31,10 @@ class CaseFile {
  public:
   static CaseFile Read(const std::filesystem::path& path);
 
-  const std::string& name() const { return name_; }
-  const std::string& kind() const { return kind_; }
-  const nlohmann::json& config() const { return config_; }
-  const nlohmann::json& checks() const { return checks_; }
+  const std::string& name() const;
+  const std::string& kind() const;
+  const nlohmann::json& config() const;
+  const nlohmann::json& checks() const;
 
   // Config fields; JSON null counts as absent.
   bool HasConfig(std::string_view key) const;
@@ -64,12 +65,13 @@ class CaseFile {
  private:
   struct Storage;
 
+  CaseFile(std::shared_ptr<const Storage> storage, std::shared_ptr<const nlohmann::json> config)
+      : storage_(std::move(storage)), config_(std::move(config)) {}
   const nlohmann::json& Field(std::string_view key) const;
   [[noreturn]] void BadField(std::string_view key, std::string_view expected) const;
 
   std::shared_ptr<const Storage> storage_;
-  std::string name_, kind_;
-  nlohmann::json config_, checks_;
+  std::shared_ptr<const nlohmann::json> config_;
 };
 
 // What a kind is given and returns. `skipped` is set instead of computing.

@@ -149,7 +149,7 @@ std::optional<RowFamily> FamilyOf(std::string_view order) {
 
 std::string PutInOrder(RowFamily family, const CaseFile& file, const Outputs& outputs,
                        const std::string& tensor, std::vector<double>& values) {
-  const std::string fault = TryPutInOrder(family, Source(file, outputs), tensor, values);
+  std::string fault = TryPutInOrder(family, Source(file, outputs), tensor, values);
   if (!fault.empty() && outputs.empty()) {
     file.Corrupt(fmt::format("tensor {} cannot be ordered: {}", tensor, fault));
   }
