@@ -431,14 +431,23 @@ fn check_format(text: &str, args: &[Value]) -> std::result::Result<(), Error> {
     limits::check_bytes(fields.saturating_mul(widest))
 }
 
+/// SOURCE_DATE_EPOCH, the convention of reproducible builds: seconds that stand for "now", read as UTC.
+fn fixed_time() -> Option<libc::time_t> {
+    std::env::var("SOURCE_DATE_EPOCH").ok()?.trim().parse().ok()
+}
+
 fn strftime_now(format: String) -> std::result::Result<String, Error> {
     let format = CString::new(format).map_err(|_| fail("strftime_now: the format contains a zero byte"))?;
     let mut buffer = vec![0u8; 4096];
-    // SAFETY: localtime_r fills `local` from a valid time; strftime writes at most buffer.len() bytes and returns how many.
+    // SAFETY: localtime_r and gmtime_r fill `local` from a valid time; strftime writes at most buffer.len() bytes and
+    // returns how many.
     let size = unsafe {
-        let now = libc::time(std::ptr::null_mut());
         let mut local: libc::tm = std::mem::zeroed();
-        if libc::localtime_r(&now, &mut local).is_null() {
+        let filled = match fixed_time() {
+            Some(fixed) => libc::gmtime_r(&fixed, &mut local),
+            None => libc::localtime_r(&libc::time(std::ptr::null_mut()), &mut local),
+        };
+        if filled.is_null() {
             return Err(fail("strftime_now: the local time is not known"));
         }
         libc::strftime(buffer.as_mut_ptr().cast(), buffer.len(), format.as_ptr(), &local)
