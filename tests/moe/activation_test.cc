@@ -174,7 +174,6 @@ TEST(ActivationRegistry, RunnersComputeWithEveryGatedEntry) {
   registry.Add(kMine);
   auto random = testing::MakeRandom(44);
   const testing::MoeCase layer(3, 24, 17, DType::kF32, random);
-  const ExpertWeights weights = layer.Weights();
   const std::vector<float> hidden = testing::RandomFloats(random, 5 * 24);
   const std::vector<int32_t> ids = {0, 1, 2, 0, 1, -1, 2, 1, 0, 2};
   const std::vector<float> scores(10, 0.5f);
@@ -196,11 +195,8 @@ TEST(ActivationRegistry, RunnersComputeWithEveryGatedEntry) {
     ExecContext context{pool, arena};
     const StandardDispatchOutput dispatched(ConstRows(hidden.data(), 5, 24),
                                             TopKOutput{5, 2, scores, ids, {}});
-    MoeQuantInfo info;
-    info.w1 = weights.w1.View();
-    info.w3 = weights.w3.View();
-    info.w2 = weights.w2.View();
-    const Rows rows = As<StandardCombineInput>(moe->Run(context, dispatched, info)).hidden_states;
+    const Rows rows =
+        As<StandardCombineInput>(moe->Run(context, dispatched, layer.Info())).hidden_states;
     std::vector<float> out;
     for (size_t t = 0; t < rows.rows; ++t) out.insert(out.end(), rows.Row(t), rows.Row(t) + 24);
     return out;

@@ -35,16 +35,18 @@ class MoeLayerTest : public ::testing::Test {
 };
 
 TEST_F(MoeLayerTest, RoutesDispatchesAndCombines) {
-  const std::vector<float> hidden = testing::RandomFloats(random_, 9 * 20);
+  testing::MoeTokens tokens{9, 2, 20, testing::RandomFloats(random_, 9 * 20), {}, {}};
+  const std::vector<float>& hidden = tokens.hidden;
   const std::vector<float> logits = testing::RandomFloats(random_, 9 * 6);
-  std::vector<std::vector<double>> expected;
   for (size_t t = 0; t < 9; ++t) {
     int32_t ids[2];
     double weights[2];
     SelectExpertsReference(config_.topk, logits.data() + t * 6, ids, weights);
-    const float narrow[2] = {static_cast<float>(weights[0]), static_cast<float>(weights[1])};
-    expected.push_back(case_.Oracle(hidden.data() + t * 20, ids, narrow, 2));
+    tokens.ids.insert(tokens.ids.end(), ids, ids + 2);
+    for (double weight : weights) tokens.weights.push_back(static_cast<float>(weight));
   }
+  const testing::MoeRows expected =
+      EvaluateMoe(OracleKind::kDense, case_, case_.Info(), case_.Config(2), tokens);
   for (const char* runner : {"auto", "aiter", "reference"}) {
     MoeLayer layer(BuiltinRegistry(), config_, {.runner = runner, .act_dtype = "f32"},
                    case_.Weights());
@@ -52,7 +54,7 @@ TEST_F(MoeLayerTest, RoutesDispatchesAndCombines) {
     const Rows out = layer.Forward(context_, ConstRows(hidden.data(), 9, 20),
                                    ConstRows(logits.data(), 9, 6), &record);
     EXPECT_EQ(record.topk.num_tokens, 9u);
-    EXPECT_LE(testing::RelativeL2(out, expected, expected), 3e-6) << runner;
+    EXPECT_LE(testing::RelativeL2(out, expected.values, expected.values), 3e-6) << runner;
     EXPECT_EQ(
         layer.Forward(context_, ConstRows(hidden.data(), 0, 20), ConstRows(logits.data(), 0, 6))
             .rows,

@@ -1,109 +1,147 @@
-// A random MoE layer and its f64 oracle, written independently of the runners.
+// A random MoE layer in any scheme, its tokens, and its result by plain loops in f64: written
+// independently of the runners and of moe/oracle, which are both held to it.
 #pragma once
 
-#include <cmath>
-#include <cstring>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <random>
+#include <string>
 #include <vector>
 
-#include "kernels/convert/convert.h"
-#include "kernels/reference.h"
+#include "quant/weight_quant.h"
 #include "switchyard/core/dtype.h"
 #include "switchyard/core/rows.h"
 #include "switchyard/moe/contract/runner.h"
+#include "switchyard/moe/contract/topk.h"
+#include "switchyard/moe/oracle/oracle.h"
 #include "switchyard/moe/registry/registry.h"
 #include "testing/random.h"
 
 namespace switchyard::testing {
 
-// Weights of `experts` experts in one type; w1, w3 [I, H], w2 [H, I].
+// The formats that a scheme accepts among all that QuantizeMatrix makes, and f32, bf16 and f16
+// without scales. Empty: no maker fits, and whoever asked should fail with a message.
+std::vector<quant::WeightQuant> FormatsOf(const moe::SchemeEntry& scheme, size_t rows, size_t cols);
+
+// How w13 lies in memory: two matrices, or one with gate and up rows as halves or in turn.
+enum class GateUpStorage { kSeparate, kHalves, kInterleaved };
+
+struct MoeCaseOptions {
+  std::string scheme_w13 = "unquant";
+  std::string scheme_w2 = "unquant";
+  size_t variant = 0;  // which of FormatsOf the schemes, modulo their number
+  size_t experts = 6;
+  size_t hidden = 64;
+  size_t intermediate = 32;
+  bool bias = false;
+  GateUpStorage storage = GateUpStorage::kSeparate;
+  size_t replicas = 0;  // so many experts more, which share the matrices of the first ones
+  moe::MoeRunnerConfig runner =
+      {};  // activation, is_gated, factors, … ; MoeCase fills in the sizes
+};
+
+// The routing of a batch, and its rows. -1 = no expert.
+struct MoeTokens {
+  size_t count = 0;
+  size_t top_k = 1;
+  size_t cols = 0;             // H
+  std::vector<float> hidden;   // [T, H]
+  std::vector<int32_t> ids;    // [T, K]
+  std::vector<float> weights;  // [T, K]
+
+  ConstRows Hidden() const { return ConstRows(hidden.data(), count, cols); }
+  moe::TopKOutput TopK() const { return {count, top_k, weights, ids, {}}; }
+  moe::OracleTokens Oracle() const { return {Hidden(), ids, weights, top_k}; }
+  // Tokens [first, first + n).
+  MoeTokens Slice(size_t first, size_t n) const;
+};
+
+// Where the routes of random tokens go.
+enum class Spread {
+  kRandom,
+  kAllToOne,     // column k of every token is expert k
+  kNoneToFirst,  // never expert 0
+  kSomeSkipped,  // a third of the slots is -1
+  kAllSkipped
+};
+// Needs top_k experts, and one more for kNoneToFirst. Weights of skipped slots are not 0: they must
+// not matter.
+MoeTokens RandomTokens(size_t count, size_t top_k, size_t experts, size_t hidden, Spread spread,
+                       std::mt19937_64& random);
+
+// Weights of a layer. Values are scaled so that gate, up and outputs are of the order of 1.
 class MoeCase {
  public:
-  MoeCase(size_t experts, size_t hidden, size_t intermediate, DType dtype, std::mt19937_64& random)
-      : experts_(experts), hidden_(hidden), intermediate_(intermediate), dtype_(dtype) {
-    for (std::vector<std::byte>* bank : {&w1_, &w3_, &w2_}) {
-      const std::vector<float> values = RandomFloats(random, experts * hidden * intermediate, 0.2f);
-      bank->resize(values.size() * DTypeBytes(dtype));
-      kernels::ConvertFromF32(values.data(), values.size(), dtype, bank->data());
-    }
-  }
+  // Errors: std::runtime_error naming the scheme if no maker fits it; Error (kUnsupported) from
+  //   SplitGateUp where the format cannot be stacked.
+  MoeCase(const MoeCaseOptions& options, std::mt19937_64& random);
+  // Gated silu without quantisation.
+  MoeCase(size_t experts, size_t hidden, size_t intermediate, DType dtype, std::mt19937_64& random);
+  MoeCase(const MoeCase&) = delete;
+  MoeCase& operator=(const MoeCase&) = delete;
 
-  size_t experts() const { return experts_; }
-  size_t hidden() const { return hidden_; }
-  size_t intermediate() const { return intermediate_; }
-  std::vector<std::byte>& w2() { return w2_; }
+  const MoeCaseOptions& options() const { return options_; }
+  size_t experts() const { return options_.experts + options_.replicas; }
+  size_t hidden() const { return options_.hidden; }
+  size_t intermediate() const { return options_.intermediate; }
 
-  moe::ExpertWeights Weights() const {
-    moe::ExpertWeights weights;
-    weights.hidden_size = hidden_;
-    weights.intermediate_size = intermediate_;
-    weights.w1 = Bank(w1_, intermediate_, hidden_);
-    weights.w3 = Bank(w3_, intermediate_, hidden_);
-    weights.w2 = Bank(w2_, hidden_, intermediate_);
-    return weights;
-  }
+  const moe::ExpertWeights& Weights() const { return weights_; }
+  // Views of Weights(); without activation quantisation a13 and a2 are kNone.
+  moe::MoeQuantInfo Info(bool activation_quant = true) const;
+  // The experts [first, first + count) alone.
+  moe::MoeQuantInfo InfoOfExperts(size_t first, size_t count) const;
+  // options().runner with sizes, top_k and formula.
+  moe::MoeRunnerConfig Config(size_t top_k) const;
+  // Overwrites the w2 of every expert, which must not be quantised.
+  void FillW2(float value);
 
-  // sum over k of weight[k] * W2 (silu(W1 x) * W3 x), all in f64; ids of -1 add nothing. With
-  // `absolute`, every term of the last product counts by its absolute value: the size that rounding
-  // errors are relative to, however much the terms cancel.
-  std::vector<double> Oracle(const float* x, const int32_t* ids, const float* weights, size_t top_k,
-                             bool absolute = false) const {
-    const auto term = [absolute](double value) { return absolute ? std::abs(value) : value; };
-    std::vector<double> out(hidden_, 0.0);
-    for (size_t k = 0; k < top_k; ++k) {
-      if (ids[k] < 0) continue;
-      const auto expert = static_cast<size_t>(ids[k]);
-      const size_t base = expert * hidden_ * intermediate_;
-      std::vector<double> inner(intermediate_);
-      for (size_t i = 0; i < intermediate_; ++i) {
-        double gate = 0;
-        double up = 0;
-        for (size_t h = 0; h < hidden_; ++h) {
-          gate += kernels::ElementAt(w1_.data(), dtype_, base + i * hidden_ + h) * x[h];
-          up += kernels::ElementAt(w3_.data(), dtype_, base + i * hidden_ + h) * x[h];
-        }
-        inner[i] = gate / (1 + std::exp(-gate)) * up;
-      }
-      for (size_t h = 0; h < hidden_; ++h) {
-        double sum = 0;
-        for (size_t i = 0; i < intermediate_; ++i) {
-          sum +=
-              term(kernels::ElementAt(w2_.data(), dtype_, base + h * intermediate_ + i) * inner[i]);
-        }
-        out[h] += term(weights[k] * sum);
-      }
-    }
-    return out;
+  // The three matrices of an expert in f64, decoded here. [I, H], [I, H], [H, I]
+  struct Exact {
+    std::vector<double> w1, w3, w2;
+    const float* b1 = nullptr;  // or null
+    const float* b3 = nullptr;
+    const float* b2 = nullptr;
+  };
+  const Exact& exact(size_t expert) const {
+    return exact_[expert < options_.experts ? expert : expert - options_.experts];
   }
 
  private:
-  moe::ExpertBank Bank(const std::vector<std::byte>& bytes, size_t rows, size_t cols) const {
-    moe::ExpertBank bank;
-    bank.format.dtype = dtype_;
-    bank.rows = rows;
-    bank.cols = cols;
-    for (size_t e = 0; e < experts_; ++e)
-      bank.data.push_back(bytes.data() + e * rows * cols * DTypeBytes(dtype_));
-    return bank;
-  }
+  void Build(std::mt19937_64& random);
+  // Random [rows, cols] in the format; stays where it is.
+  const quant::QuantMatrix& AddMatrix(const quant::WeightQuant& how, size_t rows, size_t cols,
+                                      std::mt19937_64& random);
+  const float* AddBias(size_t count, std::mt19937_64& random);
+  moe::ExpertBank BankOf(const std::vector<const quant::QuantMatrix*>& matrices) const;
 
-  size_t experts_, hidden_, intermediate_;
-  DType dtype_;
-  std::vector<std::byte> w1_, w3_, w2_;
+  MoeCaseOptions options_;
+  std::deque<quant::QuantMatrix> matrices_;
+  std::deque<std::vector<float>> biases_;
+  moe::ExpertWeights weights_;
+  std::vector<Exact> exact_;
 };
 
+// The result of a layer in f64.
+struct MoeRows {
+  size_t rows = 0;
+  size_t cols = 0;
+  std::vector<double> values;
+  // The same with every term of the last sums by its absolute value: what rounding errors are
+  // relative to, however much the terms cancel.
+  std::vector<double> size;
+  std::vector<std::vector<double>> x;  // of each token, as gemm1 multiplies it; empty if none does
+  std::vector<std::vector<double>> hidden;  // of each slot after the activation, not quantised yet
+};
+
+// Plain loops over MoeCase::Exact. `info` gives a13 and a2 alone, which the faithful kind obeys:
+// rows are quantised by the kernels of quant/act_quant.h, where moe/oracle has code of its own, so
+// each checks the other.
+MoeRows EvaluateMoe(moe::OracleKind kind, const MoeCase& layer, const moe::MoeQuantInfo& info,
+                    const moe::MoeRunnerConfig& config, const MoeTokens& tokens);
+
 // L2 distance of rows to f64 rows, relative to the L2 norm of `size`.
-inline double RelativeL2(ConstRows rows, const std::vector<std::vector<double>>& expected,
-                         const std::vector<std::vector<double>>& size) {
-  double error = 0;
-  double norm = 0;
-  for (size_t t = 0; t < rows.rows; ++t) {
-    for (size_t h = 0; h < rows.cols; ++h) {
-      const double difference = rows.Row(t)[h] - expected[t][h];
-      error += difference * difference;
-      norm += size[t][h] * size[t][h];
-    }
-  }
-  return norm == 0 ? std::sqrt(error) : std::sqrt(error / norm);
-}
+double RelativeL2(ConstRows rows, const std::vector<double>& expected,
+                  const std::vector<double>& size);
 
 }  // namespace switchyard::testing

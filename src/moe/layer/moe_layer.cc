@@ -213,7 +213,7 @@ Rows MoeLayer::ForwardRouted(ExecContext& context, ConstRows hidden, const TopKO
   }
   try {
     const DispatchOutput& dispatched = dispatcher_->Dispatch(context, hidden, scaled);
-    return dispatcher_->Combine(context, runner_->Run(context, dispatched, quant_info_));
+    return dispatcher_->Combine(context, Apply(context, dispatched));
   } catch (...) {
     dispatcher_->Abort();
     throw;

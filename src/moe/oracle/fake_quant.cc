@@ -15,11 +15,15 @@ float AbsMax(std::span<const double> values) {
   return amax;
 }
 
-// Integers from -low to high, scale amax / high.
+// Integers from -low to high, scale amax / high. Values are multiplied by its reciprocal, as
+// kernels do: a quotient would fall to the other side of some boundaries.
 void FakeInteger(std::span<double> values, float low, float high, float floor) {
-  const float scale = std::max(AbsMax(values), floor) / high;
+  const float amax = std::max(AbsMax(values), floor);
+  const float scale = amax / high;
+  const float reciprocal = high / amax;
   for (double& value : values) {
-    const float code = std::clamp(std::nearbyint(static_cast<float>(value) / scale), -low, high);
+    const float code =
+        std::clamp(std::nearbyint(static_cast<float>(value) * reciprocal), -low, high);
     value = double{code} * double{scale};
   }
 }

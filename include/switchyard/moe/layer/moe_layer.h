@@ -79,6 +79,13 @@ class MoeLayer {
   //   that contradict each other. The layer is usable afterwards.
   Rows ForwardRouted(ExecContext& context, ConstRows hidden, const TopKOutput& topk);
 
+  // The step between dispatch and combine, for engines that drive the dispatcher themselves: the
+  // reference's quant_method.apply.
+  // Errors: those of the runner.
+  const CombineInput& Apply(ExecContext& context, const DispatchOutput& output) const {
+    return runner_->Run(context, output, quant_info_);
+  }
+
   const MoeRunner& runner() const { return *runner_; }
   const Dispatcher& dispatcher() const { return *dispatcher_; }
   const SchemeEntry& scheme_w13() const { return *scheme_w13_; }

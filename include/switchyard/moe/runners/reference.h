@@ -13,6 +13,7 @@ struct ReferenceRunnerInput : RunnerInput {
   static constexpr std::string_view kRunner = "reference";
 
   ConstRows hidden_states;  // [T, H]
+  bool were_codes = false;  // they are what codes stand for, and are not quantised again
   TopKOutput topk_output;
 
   ReferenceRunnerInput() : RunnerInput{kRunner, kTokenRows} {}

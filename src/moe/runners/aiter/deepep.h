@@ -39,6 +39,6 @@ std::span<const int32_t> SinkMask(ExecContext& context, size_t num_local_experts
 
 // Refuses what the fused runner cannot do behind a dispatcher that sums by itself.
 // Errors: kUnsupported naming the layer and the setting.
-void CheckDeepepConfig(const MoeRunnerConfig& config, DispatchFormat format);
+void CheckDeepepConfig(const MoeRunnerConfig& config, const DispatchOutput& output);
 
 }  // namespace switchyard::moe::runners

@@ -33,7 +33,7 @@ void CheckSlab(const DeepepLlDispatchOutput& slab, const MoeQuantInfo& quant_inf
 const AiterRunnerInput& PrePermute(ExecContext& context, const DeepepLlDispatchOutput& slab,
                                    const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
                                    RunningState& state) {
-  CheckDeepepConfig(config, slab.kFormat);
+  CheckDeepepConfig(config, slab);
   CheckSlab(slab, quant_info, config);
   auto* input = context.arena.New<AiterRunnerInput>();
   input->promises = slab.promises;

@@ -88,7 +88,7 @@ void FillMoriRows(ExecContext& context, const DeepepNormalDispatchOutput& normal
 const AiterRunnerInput& PrePermute(ExecContext& context, const DeepepNormalDispatchOutput& normal,
                                    const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
                                    RunningState& state) {
-  CheckDeepepConfig(config, normal.kFormat);
+  CheckDeepepConfig(config, normal);
   auto* input = context.arena.New<AiterRunnerInput>();
   input->promises = normal.promises;
   input->hidden_states = normal.hidden_states;

@@ -12,8 +12,10 @@ class ReferenceRunnerCore : public MoeRunnerCore {
   explicit ReferenceRunnerCore(const MoeRunnerConfig& config) : config_(config) {}
 
   const RunnerOutput& Run(ExecContext& context, const RunnerInput& base,
-                          const MoeQuantInfo& quant_info, RunningState&) const override {
+                          const MoeQuantInfo& layer_info, RunningState&) const override {
     const auto& input = static_cast<const ReferenceRunnerInput&>(base);
+    MoeQuantInfo quant_info = layer_info;
+    if (input.were_codes) quant_info.a13 = {};
     const TopKOutput& topk = input.topk_output;
     const size_t num_tokens = input.hidden_states.rows;
     const size_t rows_per_token = config_.no_combine ? topk.top_k : 1;

@@ -14,6 +14,7 @@ const ReferenceRunnerInput& PrePermute(ExecContext& context, const StandardDispa
       context.arena.AllocateRows(standard.hidden_states.rows, standard.hidden_states.cols);
   quant::DequantizeRows(context, standard.hidden_states, rows);
   input->hidden_states = rows;
+  input->were_codes = standard.hidden_states.kind != ActQuantKind::kNone;
   input->topk_output = standard.topk_output;
   return *input;
 }
