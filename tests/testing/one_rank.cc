@@ -115,6 +115,9 @@ SimulatedDispatch::SimulatedDispatch(ExecContext& context, const Realisation& re
       moe::DispatcherQuantConfig quant;
       quant.output = options.wire.how;
       dispatcher_->SetQuantConfig(quant);
+      // A plain wire is what the caller hands over: rows of bf16 come rounded.
+      if (quant.output.kind == ActQuantKind::kNone)
+        sources_[0] = AfterWire(context, sources_[0], options.wire);
       outputs_.push_back(&dispatcher_->Dispatch(context, sources_[0].Hidden(), sources_[0].TopK()));
       return;
     }
