@@ -120,6 +120,7 @@ ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dty
   options.moe.act_dtype =
       settings.IsDefault("act-dtype") ? std::string(act_dtype) : settings.Get("act-dtype");
   options.moe.disable_fused = settings.GetFlag("disable-fused-moe");
+  options.moe.activation_quant = !settings.GetFlag("no-activation-quant");
   return options;
 }
 
