@@ -80,7 +80,8 @@ TEST_F(MoeLayerTest, RefusesWhatCannotBe) {
   ExpectError(ErrorCode::kNotFound, {"scheme \"fp8_blok\"", "did you mean \"fp8_block\""},
               [&] { MoeLayer(BuiltinRegistry(), other_scheme, {}, case_.Weights()); });
   other_scheme.scheme_w2 = "fp8_block";
-  ExpectError(ErrorCode::kInvalidArgument, {"layer 3", "w2 (down)", "scheme fp8_block", "F32"},
+  ExpectError(ErrorCode::kInvalidArgument,
+              {"layer 3", "w2 (down)", "scheme fp8_block", "BF16 without scales"},
               [&] { MoeLayer(BuiltinRegistry(), other_scheme, {}, case_.Weights()); });
   ExpertWeights short_weights = case_.Weights();
   short_weights.w2.data.pop_back();

@@ -97,7 +97,7 @@ double MoeTruth::Bound() const {
 
 double MoeTruth::DenseBound() const {
   // The contract's numbers are close to what random rows give.
-  return Bound() + 1.3 * std::max(DenseBoundOf(info_.a13.kind), DenseBoundOf(info_.a2.kind));
+  return Bound() + 1.5 * std::max(DenseBoundOf(info_.a13.kind), DenseBoundOf(info_.a2.kind));
 }
 
 Verdict MoeTruth::Judge(const std::vector<float>& rows, bool dense) const {

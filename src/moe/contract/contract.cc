@@ -72,6 +72,28 @@ void RequireFormat(DispatchFormat found, DispatchFormat expected) {
                           DispatchFormatName(expected)));
 }
 
+void RequirePromises(const DispatchOutput& output, DispatchPromises expected,
+                     std::string_view runner, size_t layer_id) {
+  expected.sums_owed = output.promises.sums_owed;
+  if (output.promises == expected) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("layer {}: runner {} takes rows of format {} with the promises: {}; the "
+                          "dispatch has: {}",
+                          layer_id, runner, DispatchFormatName(output.format),
+                          DescribePromises(expected), DescribePromises(output.promises)));
+}
+
+void RequireRouting(const TopKOutput& topk, size_t num_rows, size_t layer_id) {
+  if (topk.num_tokens == num_rows && topk.ids.size() == num_rows * topk.top_k &&
+      topk.weights.size() == topk.ids.size())
+    return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("layer {}: {} rows of hidden states, routing of {} tokens with top_k {}, "
+                          "{} ids and {} weights",
+                          layer_id, num_rows, topk.num_tokens, topk.top_k, topk.ids.size(),
+                          topk.weights.size()));
+}
+
 void CheckAnswer(const CombineInput& input, DispatchFormat format, const DispatchPromises& promises,
                  std::string_view dispatcher, size_t layer_id) {
   if (input.format != format || !(input.promises == promises)) {

@@ -43,6 +43,13 @@ std::string ChooseRunner(const Registry& registry, const SchemeEntry& w13, const
   return options.runner == "auto" ? std::string(able.front()) : options.runner;
 }
 
+std::string DescribeFormat(const MatrixFormat& format) {
+  if (!format.is_quantized()) return fmt::format("{} without scales", DTypeName(format.dtype));
+  return fmt::format("{} with scales of {} per {}x{}{}", DTypeName(format.dtype),
+                     DTypeName(format.scale_dtype), format.scale_rows, format.scale_cols,
+                     format.has_zero ? " and zero points" : "");
+}
+
 // Number of experts, shape, format and the lists that the format needs.
 void CheckBank(const ExpertBank& bank, std::string_view name, const SchemeEntry& scheme,
                size_t experts, size_t rows, size_t cols, size_t layer_id) {
@@ -55,11 +62,13 @@ void CheckBank(const ExpertBank& bank, std::string_view name, const SchemeEntry&
   if (bank.rows != rows || bank.cols != cols)
     refuse(fmt::format("expected [{}, {}], found [{}, {}]", rows, cols, bank.rows, bank.cols));
   if (!scheme.accepts(bank.format, rows, cols)) {
-    refuse(fmt::format("scheme {} holds {}; found {} with scales of {} per {}x{}{}", scheme.name,
-                       scheme.format_summary, DTypeName(bank.format.dtype),
-                       DTypeName(bank.format.scale_dtype), bank.format.scale_rows,
-                       bank.format.scale_cols, bank.format.has_zero ? " and zero points" : ""));
+    refuse(fmt::format("scheme {} holds {}; found {}", scheme.name, scheme.format_summary,
+                       DescribeFormat(bank.format)));
   }
+  const size_t stride = bank.stride == 0 ? cols : bank.stride;
+  if (stride < cols || (DTypeBits(bank.format.dtype) < 8 && stride % 2 != 0))
+    refuse(fmt::format("rows of {} {} values cannot start every {} values", cols,
+                       DTypeName(bank.format.dtype), stride));
   if (bank.format.is_quantized() && bank.scale.size() != experts)
     refuse(fmt::format("scheme {} needs scales of {} experts, found {}", scheme.name, experts,
                        bank.scale.size()));
@@ -68,6 +77,11 @@ void CheckBank(const ExpertBank& bank, std::string_view name, const SchemeEntry&
                        bank.zero.size()));
   if (!bank.bias.empty() && bank.bias.size() != experts)
     refuse(fmt::format("biases of {} experts were given, expected {}", bank.bias.size(), experts));
+  const auto missing = [](const auto& list) {
+    return std::find(list.begin(), list.end(), nullptr) != list.end();
+  };
+  if (missing(bank.data) || missing(bank.scale) || missing(bank.zero) || missing(bank.bias))
+    refuse("the data, scale, zero point or bias of an expert is missing (null)");
 }
 
 // Routed physical experts, then the fused shared ones.
@@ -104,8 +118,21 @@ void CheckWeights(const MoeLayerConfig& config, const ExpertWeights& weights,
   }
   const size_t h = weights.hidden_size;
   const size_t i = weights.intermediate_size;
+  if (config.hidden_pad >= std::max<size_t>(1, h) ||
+      config.intermediate_pad >= std::max<size_t>(1, i))
+    Refuse(ErrorCode::kInvalidArgument, layer_id,
+           fmt::format("of {} x {} columns (hidden, intermediate), {} x {} are padding: nothing is "
+                       "left",
+                       h, i, config.hidden_pad, config.intermediate_pad));
   CheckBank(weights.w1, config.runner.is_gated ? "w1 (gate)" : "w1", w13, experts, i, h, layer_id);
-  if (config.runner.is_gated) CheckBank(weights.w3, "w3 (up)", w13, experts, i, h, layer_id);
+  if (config.runner.is_gated) {
+    CheckBank(weights.w3, "w3 (up)", w13, experts, i, h, layer_id);
+    // Their rows are prepared once, for both.
+    if (weights.w1.format != weights.w3.format)
+      Refuse(ErrorCode::kInvalidArgument, layer_id,
+             fmt::format("w1 (gate) holds {} and w3 (up) {}: they must have one format",
+                         DescribeFormat(weights.w1.format), DescribeFormat(weights.w3.format)));
+  }
   CheckBank(weights.w2, "w2 (down)", w2, experts, h, i, layer_id);
 }
 
@@ -199,11 +226,7 @@ Rows MoeLayer::ForwardRouted(ExecContext& context, ConstRows hidden, const TopKO
     Refuse(ErrorCode::kInvalidArgument, layer_id,
            fmt::format("hidden states have {} columns, expected {}", hidden.cols,
                        weights_.hidden_size));
-  if (topk.num_tokens != hidden.rows || topk.ids.size() != topk.num_tokens * topk.top_k ||
-      topk.weights.size() != topk.ids.size())
-    Refuse(ErrorCode::kInvalidArgument, layer_id,
-           fmt::format("{} rows of hidden states, routing of {} tokens with {} ids and {} weights",
-                       hidden.rows, topk.num_tokens, topk.ids.size(), topk.weights.size()));
+  RequireRouting(topk, hidden.rows, layer_id);
   TopKOutput scaled = topk;
   if (weight_scale_ != 1.0f) {
     const std::span<float> weights = context.arena.AllocateSpan<float>(topk.weights.size());

@@ -28,6 +28,28 @@ int64_t LocalExpert(const MoeQuantInfo& info, const MoeRunnerConfig& config,
   return std::count_if(mask.begin(), mask.begin() + id, [](int32_t one) { return one != 0; });
 }
 
+void CheckSizes(const MoeQuantInfo& info, const MoeRunnerConfig& config,
+                const OracleTokens& tokens) {
+  const auto refuse = [&](const std::string& what) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("layer {}: {}", config.layer_id, what));
+  };
+  if (tokens.hidden.cols != info.w1.cols)
+    refuse(fmt::format("hidden states have {} columns, expected {}", tokens.hidden.cols,
+                       info.w1.cols));
+  const size_t slots = tokens.hidden.rows * tokens.top_k;
+  if (tokens.topk_ids.size() != slots || tokens.topk_weights.size() != slots)
+    refuse(fmt::format("{} rows with top_k {}, {} ids and {} weights", tokens.hidden.rows,
+                       tokens.top_k, tokens.topk_ids.size(), tokens.topk_weights.size()));
+  if (config.apply_router_weight_on_input && tokens.top_k > 1)
+    refuse(fmt::format("apply_router_weight_on_input needs top_k 1, found {}", tokens.top_k));
+  const auto is_local = [](int32_t one) { return one != 0; };
+  const std::span<const int32_t> mask = info.expert_mask;
+  const auto local = static_cast<size_t>(std::count_if(mask.begin(), mask.end(), is_local));
+  if (!mask.empty() && local != info.w1.num_experts())
+    refuse(fmt::format("expert_mask has {} local experts, the weights {}", local,
+                       info.w1.num_experts()));
+}
+
 // Row n of expert e, dequantised, without the padded columns.
 double Dot(const ExpertMatrices& w, size_t expert, size_t n, const std::vector<double>& x) {
   double sum = 0;
@@ -116,6 +138,7 @@ class Oracle {
 
 OracleRows RunOracle(OracleKind kind, const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
                      const OracleTokens& tokens) {
+  CheckSizes(quant_info, config, tokens);
   return Oracle(kind, quant_info, config, tokens).Run();
 }
 

@@ -9,7 +9,7 @@ constexpr std::string_view kRunners[] = {"aiter", "reference"};
 
 bool Accepts(const MatrixFormat& format, size_t, size_t) {
   return format.dtype == DType::kF8E4M3 && format.scale_dtype == DType::kF32 &&
-         format.scale_rows == 128 && format.scale_cols == 128;
+         format.scale_rows == 128 && format.scale_cols == 128 && !format.has_zero;
 }
 
 }  // namespace

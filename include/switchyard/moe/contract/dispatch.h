@@ -207,6 +207,16 @@ const Concrete& As(const Base& base) {
   return static_cast<const Concrete&>(base);
 }
 
+// Refuses a dispatch whose rows are not what a runner takes: all promises but the owed sums, which
+// are nobody's before combine, must be `expected`.
+// Errors: kInvalidArgument naming the layer, `runner` and both sides.
+void RequirePromises(const DispatchOutput& output, DispatchPromises expected,
+                     std::string_view runner, size_t layer_id);
+
+// Refuses a routing that does not fit the rows it comes with.
+// Errors: kInvalidArgument naming the layer and all sizes.
+void RequireRouting(const TopKOutput& topk, size_t num_rows, size_t layer_id);
+
 // Refuses a combine input that does not answer a dispatch: another format, another promise, or rows
 // that are still routewise.
 // Errors: kInvalidArgument naming the layer, `dispatcher` and both sides.

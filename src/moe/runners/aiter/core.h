@@ -21,7 +21,8 @@ class AiterRunnerCore : public MoeRunnerCore {
   explicit AiterRunnerCore(const MoeRunnerConfig& config);
 
   // Errors: kInvalidArgument naming layer, token and id for an id that the weights or the mask do
-  //   not have.
+  //   not have; and naming the sizes that contradict each other, of rows, routing, mask, weights or
+  //   output.
   const RunnerOutput& Run(ExecContext& context, const RunnerInput& input,
                           const MoeQuantInfo& quant_info, RunningState& state) const override;
 

@@ -34,6 +34,7 @@ const AiterRunnerInput& PrePermute(ExecContext& context, const DeepepLlDispatchO
                                    const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
                                    RunningState& state) {
   CheckDeepepConfig(config, slab);
+  RequirePromises(slab, kExpandedRows, AiterRunnerInput::kRunner, config.layer_id);
   CheckSlab(slab, quant_info, config);
   auto* input = context.arena.New<AiterRunnerInput>();
   input->promises = slab.promises;

@@ -2,6 +2,9 @@
 // expanded rows, and MORI's rows, which are told apart by their promises and their extra fields.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <string>
+
 #include "moe/runners/aiter/deepep.h"
 #include "moe/runners/builtin.h"
 #include "quant/act_quant.h"
@@ -10,13 +13,28 @@
 namespace switchyard::moe::runners {
 namespace {
 
+// DeepEP's token rows; kTokenRows of the contract count experts of all ranks.
+constexpr DispatchPromises kLocalTokenRows{RowKind::kToken, WeightsAppliedBy::kRunner,
+                                           IdSpace::kLocal, SumsOwed::kNone};
+
+[[noreturn]] void Refuse(const MoeRunnerConfig& config, const std::string& what) {
+  throw Error(ErrorCode::kInvalidArgument, fmt::format("layer {}: {}", config.layer_id, what));
+}
+
 // -1 becomes the sink slot L, whose mask is 0.
 void FillTokenRoutes(ExecContext& context, const DeepepNormalDispatchOutput& normal,
-                     size_t num_local_experts, AiterRunnerInput& input) {
+                     size_t num_local_experts, const MoeRunnerConfig& config,
+                     AiterRunnerInput& input) {
   const std::span<int32_t> ids = context.arena.AllocateSpan<int32_t>(normal.topk_ids.size());
   const auto sink = static_cast<int32_t>(num_local_experts);
-  for (size_t slot = 0; slot < ids.size(); ++slot)
-    ids[slot] = normal.topk_ids[slot] == -1 ? sink : normal.topk_ids[slot];
+  for (size_t slot = 0; slot < ids.size(); ++slot) {
+    const int32_t id = normal.topk_ids[slot];
+    // The sink is no id of the dispatch.
+    if (id < -1 || id >= sink)
+      Refuse(config, fmt::format("token {} names expert {}; ids are -1 to {}",
+                                 slot / std::max<size_t>(1, normal.top_k), id, sink - 1));
+    ids[slot] = id == -1 ? sink : id;
+  }
   input.topk_ids = ids;
   input.topk_weights = normal.topk_weights;
   input.top_k = normal.top_k;
@@ -25,17 +43,22 @@ void FillTokenRoutes(ExecContext& context, const DeepepNormalDispatchOutput& nor
 
 // Rows sorted by expert: their experts follow from the counts.
 void FillExpandedRows(ExecContext& context, const DeepepNormalDispatchOutput& normal,
-                      const MoeRunnerConfig& config, AiterRunnerInput& input) {
+                      size_t num_local_experts, const MoeRunnerConfig& config,
+                      AiterRunnerInput& input) {
   const std::span<const int32_t> counts = normal.num_recv_tokens_per_expert;
+  if (counts.size() != num_local_experts)
+    Refuse(config, fmt::format("the dispatch counts the rows of {} experts, the rank has {}",
+                               counts.size(), num_local_experts));
   const std::span<size_t> first = context.arena.AllocateSpan<size_t>(counts.size() + 1);
   first[0] = 0;
-  for (size_t e = 0; e < counts.size(); ++e)
+  for (size_t e = 0; e < counts.size(); ++e) {
+    if (counts[e] < 0)
+      Refuse(config, fmt::format("the dispatch counts {} rows for expert {}", counts[e], e));
     first[e + 1] = first[e] + static_cast<size_t>(counts[e]);
-  if (first.back() > normal.hidden_states.rows) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("layer {}: the dispatch counts {} rows for its experts and holds {}",
-                            config.layer_id, first.back(), normal.hidden_states.rows));
   }
+  if (first.back() > normal.hidden_states.rows)
+    Refuse(config, fmt::format("the dispatch counts {} rows for its experts and holds {}",
+                               first.back(), normal.hidden_states.rows));
   FillExpandedRoutes(
       context, counts, normal.hidden_states.rows, [&](size_t e) { return first[e]; }, input);
   input.expert_mask = SinkMask(context, counts.size());
@@ -47,20 +70,24 @@ void FillMoriRows(ExecContext& context, const DeepepNormalDispatchOutput& normal
                   const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
                   AiterRunnerInput& input) {
   const MoriDispatch& mori = *normal.mori;
-  if (mori.expert_mask.empty()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("layer {}: MORI rows carry global ids, and the dispatch gives no "
-                            "expert_mask that says which are local",
-                            config.layer_id));
-  }
+  if (mori.expert_mask.empty())
+    Refuse(config,
+           "MORI rows carry global ids, and the dispatch gives no expert_mask that says "
+           "which are local");
+  const size_t num_slots = normal.hidden_states.rows * normal.top_k;
+  if (normal.topk_ids.size() != num_slots || normal.topk_weights.size() != num_slots)
+    Refuse(config,
+           fmt::format("{} rows with top_k {}, {} ids and {} weights", normal.hidden_states.rows,
+                       normal.top_k, normal.topk_ids.size(), normal.topk_weights.size()));
   const size_t cap = mori.recv_cap == 0 ? normal.hidden_states.rows
                                         : std::min(mori.recv_cap, normal.hidden_states.rows);
-  if (mori.num_recv_tokens > cap) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("layer {}: {} rows were received, the buffer or the receive cap "
-                            "(recv_cap) holds {}",
-                            config.layer_id, mori.num_recv_tokens, cap));
-  }
+  if (mori.num_recv_tokens > cap)
+    Refuse(config, fmt::format("{} rows were received, the buffer or the receive cap (recv_cap) "
+                               "holds {}",
+                               mori.num_recv_tokens, cap));
+  if (mori.expert_output.data != nullptr && mori.expert_output.rows < cap)
+    Refuse(config, fmt::format("expert_output has {} rows, expected at least {}",
+                               mori.expert_output.rows, cap));
   const AiterMoeQuantInfo weights = MakeAiterMoeQuantInfo(quant_info, config);
   const bool clamped_interleaved = weights.swiglu_limit > 0 && config.gate_up_interleaved;
   const Reconciled reconciled =
@@ -89,20 +116,26 @@ const AiterRunnerInput& PrePermute(ExecContext& context, const DeepepNormalDispa
                                    const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
                                    RunningState& state) {
   CheckDeepepConfig(config, normal);
+  const bool mori = normal.mori != nullptr;
+  const bool expanded = !mori && normal.promises.row_kind == RowKind::kExpanded;
+  RequirePromises(normal,
+                  mori       ? kTokenRows
+                  : expanded ? kExpandedRows
+                             : kLocalTokenRows,
+                  AiterRunnerInput::kRunner, config.layer_id);
   auto* input = context.arena.New<AiterRunnerInput>();
   input->promises = normal.promises;
   input->hidden_states = normal.hidden_states;
   input->quant_type = MakeAiterMoeQuantInfo(quant_info, config).quant_type;
-  const bool mori = normal.mori != nullptr;
   state.Emplace<AiterCombineState>(context.arena,
                                    mori ? normal.mori->origin_topk_ids : normal.topk_ids,
                                    mori ? normal.mori->origin_topk_weights : normal.topk_weights);
   if (mori) {
     FillMoriRows(context, normal, quant_info, config, *input);
-  } else if (normal.promises.row_kind == RowKind::kExpanded) {
-    FillExpandedRows(context, normal, config, *input);
+  } else if (expanded) {
+    FillExpandedRows(context, normal, quant_info.w1.num_experts(), config, *input);
   } else {
-    FillTokenRoutes(context, normal, quant_info.w1.num_experts(), *input);
+    FillTokenRoutes(context, normal, quant_info.w1.num_experts(), config, *input);
   }
   return *input;
 }

@@ -9,6 +9,8 @@ namespace {
 const AiterRunnerInput& PrePermute(ExecContext& context, const StandardDispatchOutput& standard,
                                    const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
                                    RunningState&) {
+  RequirePromises(standard, kTokenRows, AiterRunnerInput::kRunner, config.layer_id);
+  RequireRouting(standard.topk_output, standard.hidden_states.rows, config.layer_id);
   auto* input = context.arena.New<AiterRunnerInput>();
   input->promises = standard.promises;
   input->hidden_states = standard.hidden_states;

@@ -7,7 +7,10 @@ namespace switchyard::moe::runners {
 namespace {
 
 const ReferenceRunnerInput& PrePermute(ExecContext& context, const StandardDispatchOutput& standard,
-                                       const MoeQuantInfo&, const MoeRunnerConfig&, RunningState&) {
+                                       const MoeQuantInfo&, const MoeRunnerConfig& config,
+                                       RunningState&) {
+  RequirePromises(standard, kTokenRows, ReferenceRunnerInput::kRunner, config.layer_id);
+  RequireRouting(standard.topk_output, standard.hidden_states.rows, config.layer_id);
   auto* input = context.arena.New<ReferenceRunnerInput>();
   input->promises = standard.promises;
   const Rows rows =
