@@ -874,6 +874,8 @@ TEST_F(TrapTest, LowLatencySlabIsNotTokenRows) {
 // expert, and without a mask nothing is computed at all.
 TEST_F(TrapTest, QuarkInt4Fp8WithoutMask) {
   const MoeCase layer({.scheme_w13 = "quark_int4fp8", .scheme_w2 = "quark_int4fp8"}, random_);
+  tokens_.ids[0] = 5;
+  tokens_.ids[1] = 0;
   const MoeRunnerConfig config = layer.Config(2);
   const MoeTruth truth(layer, layer.Info(), config, tokens_);
   for (Kind kind : {Kind::kStandard, Kind::kNormalTokens, Kind::kMori}) {
