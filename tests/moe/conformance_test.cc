@@ -17,8 +17,8 @@
 #include "switchyard/moe/layer/register_builtins.h"
 #include "switchyard/moe/registry/activation.h"
 #include "switchyard/moe/registry/moe_runner.h"
+#include "testing/moe_places.h"
 #include "testing/moe_truth.h"
-#include "testing/one_rank.h"
 #include "testing/random.h"
 #include "testing/targets.h"
 
@@ -26,12 +26,16 @@ namespace switchyard::moe {
 namespace {
 
 using testing::AllWires;
+using testing::Arrival;
 using testing::DispatchOptions;
 using testing::GateUpStorage;
+using testing::Lists;
 using testing::MoeCase;
 using testing::MoeCaseOptions;
 using testing::MoeTokens;
 using testing::MoeTruth;
+using testing::Place;
+using testing::PlacedLayer;
 using testing::Realisation;
 using testing::SimulatedDispatch;
 using testing::Spread;
@@ -45,37 +49,6 @@ constexpr bool kReduced = true;
 constexpr bool kReduced = false;
 #endif
 
-// A permute pair behind one realisation of its format.
-struct Place {
-  std::string runner;
-  Realisation realisation;
-
-  std::string name() const { return runner + " behind " + realisation.name; }
-  bool CombineWeighs() const {
-    return realisation.kind != Realisation::Kind::kStandard &&
-           realisation.kind != Realisation::Kind::kNormalTokens &&
-           realisation.kind != Realisation::Kind::kMori;
-  }
-};
-
-std::vector<Place> AllPlaces() {
-  const Registry& registry = BuiltinRegistry();
-  std::vector<Place> places;
-  for (const PrePermuteEntry& pair : registry.pre_permutes()) {
-    const std::vector<Realisation> realisations = testing::RealisationsOf(registry, pair.format);
-    EXPECT_FALSE(realisations.empty())
-        << "runner " << pair.runner << " takes format " << DispatchFormatName(pair.format)
-        << ", which no dispatcher emits and tests/testing/one_rank.cc does not know";
-    for (const Realisation& realisation : realisations)
-      places.push_back({std::string(pair.runner), realisation});
-  }
-  return places;
-}
-
-bool Lists(const SchemeEntry& scheme, std::string_view runner) {
-  return std::find(scheme.runners.begin(), scheme.runners.end(), runner) != scheme.runners.end();
-}
-
 // Who may refuse an axis with kUnsupported.
 enum class Refusal {
   kNobody,
@@ -85,60 +58,23 @@ enum class Refusal {
 };
 
 // A layer and a batch, with what is to come out.
-struct Data {
+struct Data : PlacedLayer {
   std::string name;
   Refusal refusal = Refusal::kNobody;
-  std::unique_ptr<MoeCase> layer;
+  std::unique_ptr<MoeCase> owned;
   MoeTokens tokens;
-  MoeQuantInfo info;
-  MoeRunnerConfig config;
   std::map<std::string, std::unique_ptr<MoeTruth>> truths;  // by what arrives
   // The first result of each runner and each arrival, on the present instruction set.
   std::map<std::string, std::vector<float>> first_results;
 };
 
-// Contract 4.2: what a runner behind mori does with codes before it multiplies.
-bool MoriDequantises(const Data& data, ActQuantKind wire) {
-  const QuantType weights =
-      BuiltinRegistry().FindScheme(data.layer->options().scheme_w13).quant_type;
-  const bool weight_only = data.info.a13.kind == ActQuantKind::kNone;
-  // Without activation quantisation the weights are of type No, but for the MX ones.
-  const QuantType type = weight_only && weights != QuantType::kPer1x32 ? QuantType::kNo : weights;
-  switch (type) {
-    case QuantType::kPer1x32: return wire == ActQuantKind::kFp8Group;
-    case QuantType::kPer128x128:
-    case QuantType::kPerToken: return wire == ActQuantKind::kMxFp4 || wire == ActQuantKind::kMxFp8;
-    case QuantType::kNo: return false;
-  }
-  return false;
-}
-
 class Conformance : public ::testing::Test {
  protected:
-  // One dispatch, all ranks' runners, combine. Rows of the sources one after the other.
   std::vector<float> Run(const Data& data, const Place& place, const DispatchOptions& options,
                          std::vector<MoeTokens> sources) {
     ArenaScope scope(arena_);
-    const size_t ranks = sources.size();
-    MoeRunnerConfig config = data.config;
-    config.num_local_experts = data.layer->experts() / ranks;
     ExecContext context{*pool_, arena_};
-    SimulatedDispatch dispatch(context, place.realisation, config, data.layer->experts(),
-                               std::move(sources), options);
-    const auto runner = MoeRunner::Create(registry_, {place.runner, "none", true}, config,
-                                          place.realisation.format);
-    std::vector<const CombineInput*> answers;
-    for (size_t rank = 0; rank < ranks; ++rank) {
-      MoeQuantInfo info = data.info;
-      if (ranks > 1)
-        info = data.layer->InfoOfExperts(rank * config.num_local_experts, config.num_local_experts);
-      info.expert_mask = dispatch.expert_mask(rank);
-      answers.push_back(&runner->Run(context, dispatch.output(rank), info));
-    }
-    std::vector<float> all;
-    for (const std::vector<float>& rows : dispatch.Combine(answers))
-      all.insert(all.end(), rows.begin(), rows.end());
-    return all;
+    return RunPlace(context, registry_, place, data, std::move(sources), options);
   }
   std::vector<float> Run(const Data& data, const Place& place,
                          const DispatchOptions& options = {}) {
@@ -167,23 +103,14 @@ class Conformance : public ::testing::Test {
     return reason.substr(0, 160);
   }
 
-  // The truth for rows that arrive over a wire: codes are multiplied as they are, unless the runner
-  // makes bf16 of them.
+  // The truth for rows that arrive over a wire.
   MoeTruth& TruthOf(Data& data, const Place& place, const Wire& wire) {
-    const bool codes = wire.how.kind != ActQuantKind::kNone;
-    const bool dequantised = codes && place.realisation.kind == Realisation::Kind::kMori &&
-                             MoriDequantises(data, wire.how.kind);
-    std::unique_ptr<MoeTruth>& truth = data.truths[wire.name + (dequantised ? " to bf16" : "")];
-    if (truth != nullptr) return *truth;
     ExecContext context{*pool_, arena_};
-    MoeTokens arrived = AfterWire(context, data.tokens, wire);
-    MoeQuantInfo info = data.info;
-    if (dequantised) {
-      for (float& value : arrived.hidden) value = ToFloat(ToBF16(value));
-    } else if (codes) {
-      info.a13 = {};
-    }
-    truth = std::make_unique<MoeTruth>(*data.layer, info, data.config, std::move(arrived));
+    Arrival arrival = ArrivalOf(context, place, data, data.tokens, wire);
+    std::unique_ptr<MoeTruth>& truth = data.truths[arrival.name];
+    if (truth == nullptr)
+      truth = std::make_unique<MoeTruth>(*data.layer, arrival.info, data.config,
+                                         std::move(arrival.tokens));
     return *truth;
   }
 
@@ -232,7 +159,8 @@ class Conformance : public ::testing::Test {
   Data MakeData(std::string name, const MoeCaseOptions& layer, MoeTokens tokens) {
     Data data;
     data.name = std::move(name);
-    data.layer = std::make_unique<MoeCase>(layer, random_);
+    data.owned = std::make_unique<MoeCase>(layer, random_);
+    data.layer = data.owned.get();
     data.tokens = std::move(tokens);
     data.info = data.layer->Info();
     data.config = data.layer->Config(data.tokens.top_k);
@@ -272,7 +200,7 @@ TEST_F(Conformance, EverySchemeBehindEveryFormatAndWire) {
     for (Data& data : layers) {
       data.first_results.clear();
       const SchemeEntry& scheme = registry_.FindScheme(data.layer->options().scheme_w13);
-      for (const Place& place : AllPlaces()) {
+      for (const Place& place : testing::AllPlaces(registry_)) {
         if (!Lists(scheme, place.runner)) continue;
         for (const Wire& wire : AllWires()) {
           if (data.layer->options().variant > 0 && wire.name != "f32") continue;
@@ -546,7 +474,7 @@ class ConformanceAxes : public Conformance {
     MoeCaseOptions simple{.experts = 12, .hidden = 64, .intermediate = 32};
     Data base =
         MakeData("base", simple, testing::RandomTokens(3, 2, 12, 64, Spread::kRandom, random_));
-    for (const Place& place : AllPlaces()) {
+    for (const Place& place : testing::AllPlaces(registry_)) {
       if (!Refused([&] { Run(base, place); })) places_.push_back(place);
     }
     ASSERT_FALSE(places_.empty());
@@ -591,7 +519,7 @@ TEST_F(Conformance, DividedExpertsGiveTheSameSum) {
     Data data =
         MakeData(name, options, testing::RandomTokens(9, 3, 12, 72, Spread::kSomeSkipped, random_));
     const MoeTruth truth(*data.layer, data.info, data.config, data.tokens);
-    for (const Place& place : AllPlaces()) {
+    for (const Place& place : testing::AllPlaces(registry_)) {
       if (!Lists(scheme, place.runner) || place.realisation.kind == Realisation::Kind::kRegistered)
         continue;
       std::vector<float> whole;
@@ -644,7 +572,7 @@ TEST_F(Conformance, BitsDoNotDependOnThreadsOrBatch) {
   testing::ForEachTarget([&] {
     for (const Data& data : layers) {
       const SchemeEntry& scheme = registry_.FindScheme(data.name);
-      for (const Place& place : AllPlaces()) {
+      for (const Place& place : testing::AllPlaces(registry_)) {
         if (!Lists(scheme, place.runner)) continue;
         SCOPED_TRACE(place.name() + ", scheme " + data.name);
         std::vector<float> whole;
@@ -694,7 +622,7 @@ TEST_F(Conformance, FusedEqualsModular) {
     const std::string name(scheme.name);
     Data data = MakeData(name, {.scheme_w13 = name, .scheme_w2 = name},
                          testing::RandomTokens(5, 2, 6, 64, Spread::kRandom, random_));
-    for (const Place& place : AllPlaces()) {
+    for (const Place& place : testing::AllPlaces(registry_)) {
       if (!Lists(scheme, place.runner)) continue;
       std::vector<float> expected;
       if (Refused([&] { expected = Run(data, place); })) continue;
@@ -724,11 +652,11 @@ TEST_F(Conformance, LargeValuesBetweenTheProductsStayFinite) {
       Data data =
           MakeData("large", {.variant = variant, .experts = 2, .hidden = 32, .intermediate = 16},
                    testing::RandomTokens(count, 1, 2, 32, Spread::kRandom, random_));
-      data.layer->FillW2(1e6f);
+      data.owned->FillW2(1e6f);
       data.info = data.layer->Info();
       for (float& weight : data.tokens.weights) weight = 1e-3f;
       const MoeTruth truth(*data.layer, data.info, data.config, data.tokens);
-      for (const Place& place : AllPlaces()) {
+      for (const Place& place : testing::AllPlaces(registry_)) {
         std::vector<float> rows;
         if (Refused([&] { rows = Run(data, place); })) continue;
         const Verdict verdict = truth.Judge(rows);
@@ -750,7 +678,7 @@ TEST_F(Conformance, AnyNumberOfExperts) {
       Data data = MakeData(fmt::format("{} experts, top {}", experts, top_k),
                            {.experts = experts, .hidden = 16, .intermediate = 8},
                            testing::RandomTokens(65, top_k, experts, 16, Spread::kRandom, random_));
-      for (const Place& place : AllPlaces()) Cell(data, place, {});
+      for (const Place& place : testing::AllPlaces(registry_)) Cell(data, place, {});
     }
   }
   Report();

@@ -365,7 +365,7 @@ std::vector<std::vector<float>> SimulatedDispatch::Combine(
     if (realisation_.kind == Kind::kMori) {
       const moe::MoriDispatch& mori = *normal_[rank].mori;
       if (mori.recv_cap != 0) expected = std::min(expected, mori.recv_cap);
-      Require(!options_.expert_output || rows[rank].data == mori.expert_output.data,
+      Require(mori.expert_output.data == nullptr || rows[rank].data == mori.expert_output.data,
               "the rows are not where they were asked for");
     }
     Require(rows[rank].rows == expected && rows[rank].cols == config_.hidden_size,

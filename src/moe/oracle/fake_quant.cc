@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <span>
 
 #include "switchyard/core/small_floats.h"
@@ -15,9 +16,18 @@ float AbsMax(std::span<const double> values) {
   return amax;
 }
 
+// One NaN or infinity makes the scale of its group NaN, and so all values of the group.
+bool IsPoisoned(std::span<double> values) {
+  const auto is_finite = [](double value) { return std::isfinite(static_cast<float>(value)); };
+  if (std::all_of(values.begin(), values.end(), is_finite)) return false;
+  std::fill(values.begin(), values.end(), std::numeric_limits<double>::quiet_NaN());
+  return true;
+}
+
 // Integers from -low to high, scale amax / high. Values are multiplied by its reciprocal, as
 // kernels do: a quotient would fall to the other side of some boundaries.
 void FakeInteger(std::span<double> values, float low, float high, float floor) {
+  if (IsPoisoned(values)) return;
   const float amax = std::max(AbsMax(values), floor);
   const float scale = amax / high;
   const float reciprocal = high / amax;
@@ -31,8 +41,10 @@ void FakeInteger(std::span<double> values, float low, float high, float floor) {
 void FakeInt8Static(std::span<double> values, float scale, float offset) {
   const float reciprocal = 1.0f / scale;
   for (double& value : values) {
-    const float code = std::clamp(std::nearbyint(static_cast<float>(value) * reciprocal + offset),
-                                  -128.0f, 127.0f);
+    const float scaled = static_cast<float>(value) * reciprocal + offset;
+    // There is no code for NaN: it becomes code 0.
+    const float code =
+        std::isnan(scaled) ? 0.0f : std::clamp(std::nearbyint(scaled), -128.0f, 127.0f);
     value = (double{code} - double{offset}) * double{scale};
   }
 }
@@ -44,10 +56,11 @@ void FakeE4M3(std::span<double> values, float scale) {
   }
 }
 
-float Fp8Scale(std::span<const double> values, const ActQuant& how, float floor) {
+// e4m3 with a scale of its own.
+void FakeE4M3Group(std::span<double> values, const ActQuant& how, float floor) {
+  if (IsPoisoned(values)) return;
   const float scale = std::max(AbsMax(values), floor) / kE4M3Max;
-  if (!how.power_of_two_scale) return scale;
-  return std::exp2(std::ceil(std::log2(scale)));
+  FakeE4M3(values, how.power_of_two_scale ? std::exp2(std::ceil(std::log2(scale))) : scale);
 }
 
 // 2^e of an MX block, e by the rule in force.
@@ -68,6 +81,7 @@ void FakeMx(std::span<double> values, const ActQuant& how) {
   for (size_t first = 0; first < values.size(); first += 32) {
     const std::span<double> block =
         values.subspan(first, std::min<size_t>(32, values.size() - first));
+    if (IsPoisoned(block)) continue;
     const double scale = MxScale(block, how.mx_rule, fp8 ? kE4M3Max : kE2M1Max, fp8 ? 8 : 2);
     for (double& value : block) {
       const auto scaled = static_cast<float>(static_cast<float>(value) / scale);
@@ -86,12 +100,11 @@ void FakeRow(const ActQuant& how, std::span<double> row) {
     case ActQuantKind::kInt8Token: return FakeInteger(row, 127, 127, floor);
     case ActQuantKind::kInt4Token: return FakeInteger(row, 8, 7, floor);
     case ActQuantKind::kInt8Static: return FakeInt8Static(row, how.scale, how.offset);
-    case ActQuantKind::kFp8Token: return FakeE4M3(row, Fp8Scale(row, how, floor));
+    case ActQuantKind::kFp8Token: return FakeE4M3Group(row, how, floor);
     case ActQuantKind::kFp8TensorStatic: return FakeE4M3(row, how.scale);
     case ActQuantKind::kFp8Group:
       for (size_t first = 0; first < row.size(); first += how.group) {
-        const std::span<double> group = row.subspan(first, std::min(how.group, row.size() - first));
-        FakeE4M3(group, Fp8Scale(group, how, floor));
+        FakeE4M3Group(row.subspan(first, std::min(how.group, row.size() - first)), how, floor);
       }
       return;
     case ActQuantKind::kMxFp8:
@@ -103,8 +116,15 @@ void FakeRow(const ActQuant& how, std::span<double> row) {
 
 void FakeQuantize(const ActQuant& how, std::vector<std::vector<double>>& rows) {
   if (how.kind == ActQuantKind::kFp8Tensor) {
+    // What is not finite counts for no scale and becomes NaN.
     float amax = how.amax_floor != 0 ? how.amax_floor : 1e-12f;
-    for (const std::vector<double>& row : rows) amax = std::max(amax, AbsMax(row));
+    for (std::vector<double>& row : rows) {
+      for (double& value : row) {
+        if (!std::isfinite(static_cast<float>(value)))
+          value = std::numeric_limits<double>::quiet_NaN();
+      }
+      amax = std::max(amax, AbsMax(row));
+    }
     for (std::vector<double>& row : rows) FakeE4M3(row, amax / kE4M3Max);
     return;
   }
