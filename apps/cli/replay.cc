@@ -28,13 +28,15 @@ struct Options {
 
 // The case files that a path stands for: itself, or every one below a folder.
 std::vector<std::filesystem::path> CasesBelow(const std::string& path) {
-  if (!std::filesystem::exists(path)) {
+  std::error_code unreadable;
+  if (!std::filesystem::exists(path, unreadable)) {
     throw Error(ErrorCode::kNotFound, fmt::format("{}: there is no such file or folder", path));
   }
-  if (!std::filesystem::is_directory(path)) return {path};
+  if (!std::filesystem::is_directory(path, unreadable)) return {path};
   std::vector<std::filesystem::path> cases;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
-    if (entry.is_regular_file() && entry.path().extension() == ".safetensors")
+    // What is no folder is a case, even a link that leads nowhere: its line says so.
+    if (entry.path().extension() == ".safetensors" && !entry.is_directory(unreadable))
       cases.push_back(entry.path());
   }
   if (cases.empty()) {

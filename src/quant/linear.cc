@@ -43,6 +43,10 @@ ActRows GatherRows(Arena& arena, const ActRows& x, std::span<const uint32_t> ind
 }
 
 DType ResolveActDType(std::string_view setting, DType weights) {
+  if (setting != "auto" && setting != "f32" && setting != "bf16") {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("act_dtype must be auto, f32 or bf16, found \"{}\"", setting));
+  }
   if (setting == "bf16" && kernels::FindMatmul(DType::kBF16, weights) == nullptr) {
     throw Error(ErrorCode::kUnsupported, fmt::format("--act-dtype bf16: no kernel multiplies bf16 "
                                                      "activations with {} weights; use f32 or auto",

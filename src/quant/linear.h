@@ -36,7 +36,8 @@ ActRows GatherRows(Arena& arena, const ActRows& x, std::span<const uint32_t> ind
 ActRows PrepareActivations(ExecContext& context, ConstRows x, DType dtype);
 
 // The type that activations take for weights of `weights` under a setting "auto", "f32" or "bf16".
-// Errors: kUnsupported naming both types if no kernel multiplies them.
+// Errors: kInvalidArgument for another setting; kUnsupported naming both types if no kernel
+//   multiplies them.
 DType ResolveActDType(std::string_view setting, DType weights);
 
 // out[t, n] = sum over k of x[t, k] w[n, k] (+ bias[n]).

@@ -232,6 +232,11 @@ CheckResult CheckCloserThanPlain(const Pair& pair) {
                                           QuoteForMessage(other),
                                           QuoteForMessage(pair.check.tensor())));
   }
+  for (double value : plain) {
+    if (!std::isfinite(value))
+      pair.check.file().Corrupt(
+          fmt::format("tensor {} holds a value that is not finite", QuoteForMessage(other)));
+  }
   const Measure measure{NormsOf(pair.a.values, pair.b).l2, NormsOf(pair.a.values, plain).l2};
   return Judge(pair.check, measure,
                fmt::format("nearer to {} than to {}", other, pair.check.tensor()));

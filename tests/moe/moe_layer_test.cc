@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <limits>
+
 #include "switchyard/moe/layer/register_builtins.h"
 #include "switchyard/moe/routing/select_experts.h"
 #include "testing/errors.h"
@@ -91,6 +94,42 @@ TEST_F(MoeLayerTest, RefusesWhatCannotBe) {
   ExpectError(ErrorCode::kUnsupported, {"--act-dtype bf16", "F16"}, [&] {
     MoeLayer(BuiltinRegistry(), config_, {.act_dtype = "bf16"}, halves.Weights());
   });
+}
+
+// Numbers that would make every result wrong are refused when the layer is built; a good layer
+// follows each.
+TEST_F(MoeLayerTest, RefusesNumbersWithoutMeaning) {
+  const auto expect_refusal =
+      [&](std::initializer_list<std::string_view> parts,
+          const std::function<void(MoeLayerConfig&, ExpertWeights&, MoeLayerOptions&)>& spoil) {
+        MoeLayerConfig config = config_;
+        ExpertWeights weights = case_.Weights();
+        MoeLayerOptions options;
+        spoil(config, weights, options);
+        ExpectError(ErrorCode::kInvalidArgument, parts,
+                    [&] { MoeLayer(BuiltinRegistry(), config, options, weights); });
+        EXPECT_NO_THROW(MoeLayer(BuiltinRegistry(), config_, {}, case_.Weights()));
+      };
+  for (double factor : {0.0, -2.0, std::numeric_limits<double>::quiet_NaN(),
+                        std::numeric_limits<double>::infinity()}) {
+    expect_refusal(
+        {"layer 3", "routed_scaling_factor", "positive and finite"},
+        [&](auto& config, auto&, auto&) { config.runner.routed_scaling_factor = factor; });
+  }
+  expect_refusal({"layer 3", "shared experts", "2.5", "must be equal"},
+                 [](auto& config, auto&, auto&) {
+                   config.topk.num_fused_shared_experts = 1;
+                   config.topk.num_experts = 5;
+                   config.runner.routed_scaling_factor = 2.5;
+                 });
+  expect_refusal({"act_dtype", "\"f64\""},
+                 [](auto&, auto&, auto& options) { options.act_dtype = "f64"; });
+  expect_refusal({"layer 3", "hidden_size 0"}, [](auto&, auto& weights, auto&) {
+    weights.hidden_size = 0;
+    weights.w1.cols = weights.w3.cols = weights.w2.rows = 0;
+  });
+  expect_refusal({"layer 3", "activation scale 2", "w3 (up) 1"},
+                 [](auto&, auto& weights, auto&) { weights.w1.act.scale = 2; });
 }
 
 // A runner that a scheme does not list is refused although it is registered.

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/error.h"
@@ -23,6 +25,7 @@ struct sy_context {
 };
 
 struct sy_moe_layer {
+  std::vector<float> correction_bias;
   std::unique_ptr<switchyard::moe::MoeLayer> layer;
   size_t hidden_size = 0;
   size_t num_experts = 0;
@@ -107,12 +110,33 @@ std::vector<T> Pointers(const U* const* list, size_t count, const std::string& w
   return pointers;
 }
 
+// Routed and shared experts.
+size_t NumMatrices(const sy_moe_layer_desc& desc) {
+  return desc.num_experts + desc.num_shared_experts;
+}
+
+// Of those, the ones that this layer holds.
+size_t NumLocal(const sy_moe_layer_desc& desc) {
+  if (desc.expert_mask == nullptr) return NumMatrices(desc);
+  return static_cast<size_t>(std::count_if(desc.expert_mask, desc.expert_mask + NumMatrices(desc),
+                                           [](int32_t local) { return local != 0; }));
+}
+
+// Sizes come from outside: their products must not wrap.
+void RequireProduct(size_t a, size_t b, const char* what) {
+  if (b != 0 && a > std::numeric_limits<ptrdiff_t>::max() / sizeof(float) / b)
+    Refuse(fmt::format("{}: {} x {} values are more than any memory holds", what, a, b));
+}
+
 switchyard::moe::ExpertBank BankOf(const sy_expert_bank& from, const std::string& name,
                                    size_t experts, size_t rows, size_t cols) {
   Require(from.data, fmt::format("{}.data", name).c_str());
   switchyard::moe::ExpertBank bank;
   bank.rows = rows;
   bank.cols = cols;
+  bank.stride = from.stride;
+  bank.scale_stride = from.scale_stride;
+  if (from.bias_stride != 0) bank.bias_stride = from.bias_stride;
   bank.format.dtype = DTypeOf(from.dtype, name + ".dtype");
   bank.data = Pointers<const std::byte*>(from.data, experts, name + ".data");
   if (from.scale_rows != 0) {
@@ -123,12 +147,15 @@ switchyard::moe::ExpertBank BankOf(const sy_expert_bank& from, const std::string
     bank.format.scale_dtype = DTypeOf(from.scale_dtype, name + ".scale_dtype");
     bank.scale = Pointers<const std::byte*>(from.scale, experts, name + ".scale");
   }
+  if (from.scale_rows == 0 && (from.scale != nullptr || from.zero != nullptr))
+    Refuse(fmt::format("{} has scales or zero points, and {}.scale_rows is 0", name, name));
   if (from.zero != nullptr) {
     bank.format.has_zero = true;
     bank.zero = Pointers<const std::byte*>(from.zero, experts, name + ".zero");
   }
   if (from.bias != nullptr) bank.bias = Pointers<const float*>(from.bias, experts, name + ".bias");
   if (from.act_scale != 0) bank.act.scale = from.act_scale;
+  bank.act.offset = from.act_offset;
   return bank;
 }
 
@@ -136,23 +163,39 @@ void SetIfGiven(float value, std::optional<float>& field) {
   if (value != 0) field = value;
 }
 
-switchyard::moe::MoeLayerConfig ConfigOf(const sy_moe_layer_desc& desc) {
+switchyard::moe::ScoringFunc ScoringOf(const std::string& name) {
   using switchyard::moe::ScoringFunc;
+  for (ScoringFunc scoring :
+       {ScoringFunc::kSoftmax, ScoringFunc::kSigmoid, ScoringFunc::kSqrtSoftplus}) {
+    if (ScoringFuncName(scoring) == name) return scoring;
+  }
+  Refuse(fmt::format("scoring_func must be softmax, sigmoid or sqrtsoftplus, found {}", name));
+}
+
+// `bias` is the layer's copy of desc.correction_bias.
+switchyard::moe::MoeLayerConfig ConfigOf(const sy_moe_layer_desc& desc,
+                                         const std::vector<float>& bias) {
   switchyard::moe::MoeLayerConfig config;
   config.topk.num_experts = desc.num_experts;
   config.topk.top_k = desc.top_k;
-  const std::string scoring = TextOr(desc.scoring_func, "softmax");
-  if (scoring != "softmax" && scoring != "sigmoid")
-    Refuse(fmt::format("scoring_func must be softmax or sigmoid, found {}", scoring));
-  config.topk.scoring_func = scoring == "softmax" ? ScoringFunc::kSoftmax : ScoringFunc::kSigmoid;
+  config.topk.scoring_func = ScoringOf(TextOr(desc.scoring_func, "softmax"));
   config.topk.renormalize = desc.keep_score == 0;
-  if (desc.correction_bias != nullptr)
-    config.topk.correction_bias = {desc.correction_bias, desc.num_experts};
+  config.topk.correction_bias = bias;
+  config.topk.use_grouped_topk = desc.num_expert_group != 0;
+  config.topk.num_expert_group = desc.num_expert_group;
+  config.topk.topk_group = desc.topk_group;
+  config.topk.num_fused_shared_experts = desc.num_shared_experts;
+  if (desc.expert_mask != nullptr)
+    config.expert_mask.assign(desc.expert_mask, desc.expert_mask + NumMatrices(desc));
+  config.runner.apply_router_weight_on_input = desc.router_weight_on_input != 0;
   config.runner.layer_id = desc.layer_id;
   config.runner.activation = TextOr(desc.activation, "silu");
   config.runner.is_gated = desc.not_gated == 0;
-  if (desc.routed_scaling_factor != 0)
+  if (desc.routed_scaling_factor != 0) {
+    // The runner multiplies; the router needs it for the weights of shared experts.
     config.runner.routed_scaling_factor = desc.routed_scaling_factor;
+    config.topk.routed_scaling_factor = desc.routed_scaling_factor;
+  }
   SetIfGiven(desc.gemm1_alpha, config.runner.gemm1_alpha);
   SetIfGiven(desc.gemm1_clamp_limit, config.runner.gemm1_clamp_limit);
   SetIfGiven(desc.swiglu_limit, config.runner.swiglu_limit);
@@ -172,6 +215,7 @@ int Forward(sy_moe_layer* layer, sy_context* context, const float* hidden, size_
       Require(hidden, "hidden");
       Require(out, "out");
     }
+    RequireProduct(num_tokens, layer->hidden_size, "hidden");
     context->arena.Reset();
     switchyard::ExecContext exec{context->pool, context->arena};
     const switchyard::ConstRows x(hidden, num_tokens, layer->hidden_size);
@@ -205,17 +249,23 @@ int sy_moe_layer_create(const sy_moe_layer_desc* desc, sy_moe_layer** layer, sy_
     switchyard::moe::ExpertWeights weights;
     weights.hidden_size = h;
     weights.intermediate_size = i;
-    weights.w1 = BankOf(desc->w1, "w1", desc->num_experts, i, h);
-    if (desc->not_gated == 0) weights.w3 = BankOf(desc->w3, "w3", desc->num_experts, i, h);
-    weights.w2 = BankOf(desc->w2, "w2", desc->num_experts, h, i);
+    RequireProduct(h, i, "hidden_size x intermediate_size");
+    const size_t experts = NumLocal(*desc);
+    weights.w1 = BankOf(desc->w1, "w1", experts, i, h);
+    if (desc->not_gated == 0) weights.w3 = BankOf(desc->w3, "w3", experts, i, h);
+    weights.w2 = BankOf(desc->w2, "w2", experts, h, i);
     switchyard::moe::MoeLayerOptions options;
     options.runner = TextOr(desc->runner, "auto");
     options.a2a = TextOr(desc->a2a, "none");
     options.act_dtype = TextOr(desc->act_dtype, "auto");
     options.activation_quant = desc->no_activation_quant == 0;
     auto made = std::make_unique<sy_moe_layer>();
+    if (desc->correction_bias != nullptr)
+      made->correction_bias.assign(desc->correction_bias,
+                                   desc->correction_bias + desc->num_experts);
     made->layer = std::make_unique<switchyard::moe::MoeLayer>(
-        switchyard::moe::BuiltinRegistry(), ConfigOf(*desc), options, std::move(weights));
+        switchyard::moe::BuiltinRegistry(), ConfigOf(*desc, made->correction_bias), options,
+        std::move(weights));
     made->hidden_size = h;
     made->num_experts = desc->num_experts;
     made->runner = made->layer->runner().name();
@@ -235,6 +285,7 @@ int sy_moe_layer_forward(sy_moe_layer* layer, sy_context* context, const float* 
   return Forward(layer, context, hidden, num_tokens, out, error,
                  [&](switchyard::ExecContext& exec, switchyard::ConstRows x) {
                    if (num_tokens != 0) Require(router_logits, "router_logits");
+                   RequireProduct(num_tokens, layer->num_experts, "router_logits");
                    return layer->layer->Forward(
                        exec, x,
                        switchyard::ConstRows(router_logits, num_tokens, layer->num_experts));
@@ -252,6 +303,7 @@ int sy_moe_layer_forward_routed(sy_moe_layer* layer, sy_context* context, const 
           Require(weights, "weights");
         }
         if (top_k == 0) Refuse("top_k must not be 0");
+        RequireProduct(num_tokens, top_k, "ids");
         const switchyard::moe::TopKOutput topk{
             num_tokens, top_k, {weights, num_tokens * top_k}, {ids, num_tokens * top_k}, {}};
         return layer->layer->ForwardRouted(exec, x, topk);

@@ -84,14 +84,36 @@ void RequirePromises(const DispatchOutput& output, DispatchPromises expected,
 }
 
 void RequireRouting(const TopKOutput& topk, size_t num_rows, size_t layer_id) {
-  if (topk.num_tokens == num_rows && topk.ids.size() == num_rows * topk.top_k &&
-      topk.weights.size() == topk.ids.size())
-    return;
+  // By division: a product of sizes from outside could wrap.
+  const size_t slots = topk.ids.size();
+  const bool fits = topk.top_k == 0 || num_rows == 0
+                        ? slots == 0
+                        : slots % topk.top_k == 0 && slots / topk.top_k == num_rows;
+  if (topk.num_tokens == num_rows && fits && topk.weights.size() == slots) return;
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("layer {}: {} rows of hidden states, routing of {} tokens with top_k {}, "
                           "{} ids and {} weights",
                           layer_id, num_rows, topk.num_tokens, topk.top_k, topk.ids.size(),
                           topk.weights.size()));
+}
+
+void RequireSlab(const DeepepLlDispatchOutput& slab, size_t num_experts, size_t layer_id) {
+  const auto refuse = [&](const std::string& what) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("layer {}: dispatch format deepep_ll: {}", layer_id, what));
+  };
+  if (slab.masked_m.size() != num_experts)
+    refuse(fmt::format("masked_m has {} entries, the rank has {} experts", slab.masked_m.size(),
+                       num_experts));
+  if (slab.hidden_states.rows != num_experts * slab.capacity)
+    refuse(fmt::format("the slab has {} rows, {} experts of capacity {} need {}",
+                       slab.hidden_states.rows, num_experts, slab.capacity,
+                       num_experts * slab.capacity));
+  for (size_t e = 0; e < num_experts; ++e) {
+    if (slab.masked_m[e] < 0 || static_cast<size_t>(slab.masked_m[e]) > slab.capacity)
+      refuse(fmt::format("masked_m of expert {} is {}, its capacity {}", e, slab.masked_m[e],
+                         slab.capacity));
+  }
 }
 
 void CheckAnswer(const CombineInput& input, DispatchFormat format, const DispatchPromises& promises,

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "quant/linear.h"
 #include "switchyard/core/error.h"
@@ -91,8 +92,19 @@ size_t NumGlobalExperts(const MoeLayerConfig& config) {
   return routed + config.topk.num_fused_shared_experts;
 }
 
-// The factor belongs in one place (contract 2.6).
+// The factor belongs in one place (contract 2.6), and shared columns are divided by the factor that
+// the runner will multiply with (2.7).
 void CheckScaling(const MoeLayerConfig& config) {
+  const double factor = config.runner.routed_scaling_factor;
+  if (!(factor > 0) || !std::isfinite(factor))
+    Refuse(ErrorCode::kInvalidArgument, config.runner.layer_id,
+           fmt::format("routed_scaling_factor must be positive and finite, found {}", factor));
+  if (config.topk.num_fused_shared_experts != 0 && factor != 1.0 &&
+      config.topk.routed_scaling_factor != factor)
+    Refuse(ErrorCode::kInvalidArgument, config.runner.layer_id,
+           fmt::format("the router divides the weights of shared experts by routed_scaling_factor "
+                       "{}, the runner multiplies with {}: they must be equal",
+                       config.topk.routed_scaling_factor, factor));
   if (config.topk.apply_routed_scaling_factor_on_output &&
       config.topk.routed_scaling_factor != 1.0 && config.runner.routed_scaling_factor != 1.0) {
     Refuse(
@@ -118,8 +130,10 @@ void CheckWeights(const MoeLayerConfig& config, const ExpertWeights& weights,
   }
   const size_t h = weights.hidden_size;
   const size_t i = weights.intermediate_size;
-  if (config.hidden_pad >= std::max<size_t>(1, h) ||
-      config.intermediate_pad >= std::max<size_t>(1, i))
+  if (h == 0 || i == 0)
+    Refuse(ErrorCode::kInvalidArgument, layer_id,
+           fmt::format("hidden_size {} and intermediate_size {} must not be 0", h, i));
+  if (config.hidden_pad >= h || config.intermediate_pad >= i)
     Refuse(ErrorCode::kInvalidArgument, layer_id,
            fmt::format("of {} x {} columns (hidden, intermediate), {} x {} are padding: nothing is "
                        "left",
@@ -132,14 +146,27 @@ void CheckWeights(const MoeLayerConfig& config, const ExpertWeights& weights,
       Refuse(ErrorCode::kInvalidArgument, layer_id,
              fmt::format("w1 (gate) holds {} and w3 (up) {}: they must have one format",
                          DescribeFormat(weights.w1.format), DescribeFormat(weights.w3.format)));
+    if (weights.w1.act.scale != weights.w3.act.scale ||
+        weights.w1.act.offset != weights.w3.act.offset)
+      Refuse(ErrorCode::kInvalidArgument, layer_id,
+             fmt::format("w1 (gate) has activation scale {} and w3 (up) {}: their rows are "
+                         "quantised once, with the larger one",
+                         weights.w1.act.scale, weights.w3.act.scale));
   }
   CheckBank(weights.w2, "w2 (down)", w2, experts, h, i, layer_id);
 }
 
-ActQuant ActQuantOf(const SchemeEntry& scheme, const ExpertBank& bank, bool enabled) {
+ActQuant ActQuantOf(const SchemeEntry& scheme, const ExpertBank& bank, bool enabled,
+                    size_t layer_id) {
   if (!enabled) return {};
   ActQuant how = bank.act;
   how.kind = scheme.act_quant;
+  const bool is_static =
+      how.kind == ActQuantKind::kInt8Static || how.kind == ActQuantKind::kFp8TensorStatic;
+  if (is_static && !(how.scale > 0.0f && std::isfinite(how.scale)))
+    Refuse(ErrorCode::kInvalidArgument, layer_id,
+           fmt::format("scheme {}: the activation scale must be positive and finite, found {}",
+                       scheme.name, how.scale));
   return how;
 }
 
@@ -177,14 +204,15 @@ MoeLayer::MoeLayer(const Registry& registry, const MoeLayerConfig& config,
   ValidateTopK(config_.topk);
   CheckScaling(config_);
   CheckWeights(config_, weights_, *scheme_w13_, *scheme_w2_);
-  quant_info_ = {weights_.w1.View(),
-                 weights_.w3.View(),
-                 weights_.w2.View(),
-                 ActQuantOf(*scheme_w13_, weights_.w1, options.activation_quant),
-                 ActQuantOf(*scheme_w2_, weights_.w2, options.activation_quant),
-                 config_.expert_mask,
-                 config_.hidden_pad,
-                 config_.intermediate_pad};
+  quant_info_ = {
+      weights_.w1.View(),
+      weights_.w3.View(),
+      weights_.w2.View(),
+      ActQuantOf(*scheme_w13_, weights_.w1, options.activation_quant, config_.runner.layer_id),
+      ActQuantOf(*scheme_w2_, weights_.w2, options.activation_quant, config_.runner.layer_id),
+      config_.expert_mask,
+      config_.hidden_pad,
+      config_.intermediate_pad};
   MoeRunnerConfig& runner = config_.runner;
   runner.num_experts = NumGlobalExperts(config_);
   runner.num_local_experts = weights_.w1.data.size();
@@ -222,6 +250,7 @@ Rows MoeLayer::Forward(ExecContext& context, ConstRows hidden, ConstRows router_
 
 Rows MoeLayer::ForwardRouted(ExecContext& context, ConstRows hidden, const TopKOutput& topk) {
   const size_t layer_id = config_.runner.layer_id;
+  if (hidden.rows == 0) hidden = ConstRows(hidden.data, 0, weights_.hidden_size);
   if (hidden.cols != weights_.hidden_size)
     Refuse(ErrorCode::kInvalidArgument, layer_id,
            fmt::format("hidden states have {} columns, expected {}", hidden.cols,

@@ -19,9 +19,10 @@ int64_t LocalExpert(const MoeQuantInfo& info, const MoeRunnerConfig& config,
   const std::span<const int32_t> mask = info.expert_mask;
   const size_t limit = mask.empty() ? info.w1.num_experts() : mask.size();
   if (id < 0 || static_cast<size_t>(id) >= limit) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("layer {}: token {} names expert {}; ids are -1 to {}", config.layer_id,
-                            slot / tokens.top_k, id, static_cast<int64_t>(limit) - 1));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("layer {}: token {} names expert {}; ids are -1 to {}", config.layer_id,
+                    tokens.first_token + slot / tokens.top_k, id, static_cast<int64_t>(limit) - 1));
   }
   if (mask.empty()) return id;
   if (mask[static_cast<size_t>(id)] == 0) return -1;

@@ -63,7 +63,41 @@ int main(void) {
   require(sy_moe_layer_forward(layer, context, x, NULL, 1, out, &error) == SY_INVALID_ARGUMENT, "NULL logits");
   good_call(layer, context);
 
+  require(sy_moe_layer_forward_routed(layer, context, x, wrong_id, weights, 8, (size_t)1 << 61, out, &error) ==
+              SY_INVALID_ARGUMENT && strstr(error.message, "more than any memory"), error.message);
+  require(sy_moe_layer_forward(layer, context, x, weights, (size_t)1 << 61, out, &error) == SY_INVALID_ARGUMENT,
+          "a wrapping number of tokens");
+  good_call(layer, context);
+
+  /* gate and up rows in turn, the second expert held elsewhere, the bias copied at once */
+  float interleaved[2 * kInner * kHidden], bias[kExperts] = {0, 0, 0};
+  const void *gate[kExperts], *second[kExperts];
+  for (int i = 0; i < 2 * kInner * kHidden; ++i) interleaved[i] = i / kHidden % 2 == 0 ? 0.25f : -0.25f;
+  for (int e = 0; e < kExperts; ++e) gate[e] = interleaved, second[e] = interleaved + kHidden;
+  const int32_t mask[kExperts] = {1, 0, 1};
+  desc.w1.data = gate;
+  desc.w3.data = second;
+  desc.w1.stride = desc.w3.stride = 2 * kHidden;
+  desc.expert_mask = mask;
+  desc.correction_bias = bias;
+  sy_moe_layer* masked = NULL;
+  require(sy_moe_layer_create(&desc, &masked, &error) == SY_OK, error.message);
+  bias[1] = 100;
+  const float one[kHidden] = {1, 1, 1, 1}, logits[kExperts] = {3, 0, 0};
+  require(sy_moe_layer_forward(masked, context, one, logits, 1, out, &error) == SY_OK, error.message);
+  const double share = exp(3) / (exp(3) + 1);  /* experts 0 and 1 are chosen, 1 is elsewhere */
+  require(fabs(out[0] + share / (1.0 + exp(-1.0))) < 1e-5, "a masked, interleaved layer");
+  sy_moe_layer_destroy(masked);
+  desc.w1.data = desc.w3.data = up;
+  desc.w1.stride = desc.w3.stride = 0;
+  desc.expert_mask = NULL;
+  desc.correction_bias = NULL;
+
   sy_moe_layer* none = layer;
+  desc.w1.scale = up;
+  require(sy_moe_layer_create(&desc, &none, &error) == SY_INVALID_ARGUMENT && strstr(error.message, "scale_rows"),
+          error.message);
+  desc.w1.scale = NULL;
   desc.top_k = 9;
   require(sy_moe_layer_create(&desc, &none, &error) == SY_INVALID_ARGUMENT && none == NULL, "top_k 9 of 3");
   desc.top_k = 2;

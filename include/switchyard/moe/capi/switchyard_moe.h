@@ -38,11 +38,13 @@ typedef struct sy_context sy_context;
 typedef struct sy_moe_layer sy_moe_layer;
 
 // The matrices of one product, one pointer per expert; the bytes stay the caller's and must outlive
-// the layer. Shapes: w1 (gate) and w3 (up) [I, H], w2 (down) [H, I], row-major.
-// dtype: "F32", "F16", "BF16", "I8", "U8", "I4", "U4", "F8_E4M3", "F4_E2M1" (two elements a byte,
-// the even one in the low nibble). With scale_rows != 0, w = (q - zero) * scale on a grid
-// [ceil(rows / scale_rows), ceil(cols / scale_cols)] of scale_dtype ("F32", "F16", "BF16",
-// "F8_E8M0"). zero and bias may be NULL.
+// the layer; the lists of pointers are copied. Shapes: w1 (gate) and w3 (up) [I, H], w2 (down) [H,
+// I], row-major. dtype: "F32", "F16", "BF16", "I8", "U8", "I4", "U4", "F8_E4M3", "F4_E2M1" (two
+// elements a byte, the even one in the low nibble). With scale_rows != 0, w = (q - zero) * scale on
+// a grid [ceil(rows / scale_rows), ceil(cols / scale_cols)] of scale_dtype ("F32", "F16", "BF16",
+// "F8_E8M0"). zero and bias may be NULL. stride, scale_stride and bias_stride count elements from
+// one row to the next; 0 = the rows touch. A stacked w13 whose gate and up rows alternate is w1 and
+// w3 with twice the strides, w3 starting one row later.
 typedef struct sy_expert_bank {
   const char* dtype;
   const void* const* data;
@@ -52,7 +54,9 @@ typedef struct sy_expert_bank {
   const void* const* scale;
   const uint8_t* const* zero;
   const float* const* bias;
-  float act_scale;  // of the static activation quantisers; 0 = 1
+  size_t stride, scale_stride, bias_stride;
+  float act_scale;   // of the static activation quantisers; 0 = 1
+  float act_offset;  // of scheme w8a8_int8_static
 } sy_expert_bank;
 
 // A layer. Set struct_size to sizeof(sy_moe_layer_desc) and the rest to 0; NULL strings take the
@@ -61,12 +65,17 @@ typedef struct sy_moe_layer_desc {
   size_t struct_size;
   size_t layer_id;  // for messages
   size_t num_experts, hidden_size, intermediate_size, top_k;
-  const char* scoring_func;      // softmax or sigmoid (softmax)
+  const char* scoring_func;      // softmax, sigmoid or sqrtsoftplus (softmax)
   int keep_score;                // 1 = do not divide the chosen weights by their sum
-  const float* correction_bias;  // [num_experts] or NULL
+  const float* correction_bias;  // [num_experts] or NULL; copied
+  size_t num_expert_group;       // 0 = experts are not grouped
+  size_t topk_group;             // groups that a token may choose from
+  size_t num_shared_experts;     // fused shared experts: columns of top_k, and the last matrices
   double routed_scaling_factor;  // 0 = 1
   const char* activation;        // (silu)
   int not_gated;                 // 1 = w3 is absent
+  int router_weight_on_input;    // 1 = x is multiplied by its weight before w1; top_k 1
+  const int32_t* expert_mask;    // [num_experts + num_shared_experts], 1 = held here; or NULL = all
   float gemm1_alpha, gemm1_clamp_limit, swiglu_limit;  // 0 = unset
   const char* scheme_w13;                              // (unquant)
   const char* scheme_w2;                               // (that of w13)

@@ -217,6 +217,10 @@ void RequirePromises(const DispatchOutput& output, DispatchPromises expected,
 // Errors: kInvalidArgument naming the layer and all sizes.
 void RequireRouting(const TopKOutput& topk, size_t num_rows, size_t layer_id);
 
+// Refuses a slab whose sizes or counts contradict each other.
+// Errors: kInvalidArgument naming the layer, the expert where there is one, found and expected.
+void RequireSlab(const DeepepLlDispatchOutput& slab, size_t num_experts, size_t layer_id);
+
 // Refuses a combine input that does not answer a dispatch: another format, another promise, or rows
 // that are still routewise.
 // Errors: kInvalidArgument naming the layer, `dispatcher` and both sides.

@@ -27,6 +27,7 @@ struct OracleTokens {
   std::span<const int32_t> topk_ids;
   std::span<const float> topk_weights;
   size_t top_k = 0;
+  size_t first_token = 0;  // number of the first one, for messages
 };
 
 // f64 rows.

@@ -14,7 +14,8 @@ namespace switchyard::moe {
 // Errors: kInvalidArgument naming the field, its value and what it must be.
 void ValidateTopK(const TopKConfig& config);
 
-// Chooses experts for every row of logits. `config` must have passed ValidateTopK.
+// Chooses experts for every row of logits. `config` must have passed ValidateTopK, and a placement
+// ValidatePlacement: neither is proved again in every call.
 //
 // Shapes: logits [T, E] f32; `inputs` as its struct says. T may be 0.
 // All arithmetic in f32. A NaN choice value ranks as -1e30, in the log1p variant as +inf (contract

@@ -18,6 +18,7 @@ const AscendRunnerInput& PrePermute(ExecContext& context, const AscendTpDispatch
                     "this rank has {} of {}",
                     config.layer_id, quant_info.w1.num_experts(), quant_info.expert_mask.size()));
   }
+  RequirePromises(dispatched, kExpandedRows, AscendRunnerInput::kRunner, config.layer_id);
   auto* input = context.arena.New<AscendRunnerInput>();
   input->promises = dispatched.promises;
   input->hidden_states = dispatched.hidden_states;

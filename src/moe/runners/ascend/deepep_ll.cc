@@ -20,26 +20,6 @@ struct SlabState {
   size_t num_places = 0;
 };
 
-void CheckSlab(const DeepepLlDispatchOutput& slab, const MoeQuantInfo& quant_info,
-               const MoeRunnerConfig& config) {
-  const auto refuse = [&](const std::string& what) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("layer {}: dispatch format deepep_ll: {}", config.layer_id, what));
-  };
-  const size_t experts = quant_info.w1.num_experts();
-  if (slab.masked_m.size() != experts)
-    refuse(fmt::format("masked_m has {} entries, the rank has {} experts", slab.masked_m.size(),
-                       experts));
-  if (slab.hidden_states.rows != experts * slab.capacity)
-    refuse(fmt::format("the slab has {} rows, {} experts of capacity {} need {}",
-                       slab.hidden_states.rows, experts, slab.capacity, experts * slab.capacity));
-  for (size_t e = 0; e < experts; ++e) {
-    if (slab.masked_m[e] < 0 || static_cast<size_t>(slab.masked_m[e]) > slab.capacity)
-      refuse(fmt::format("masked_m of expert {} is {}, its capacity {}", e, slab.masked_m[e],
-                         slab.capacity));
-  }
-}
-
 std::span<const size_t> Places(ExecContext& context, const DeepepLlDispatchOutput& slab) {
   size_t count = 0;
   for (int32_t rows : slab.masked_m) count += static_cast<size_t>(rows);
@@ -55,8 +35,9 @@ std::span<const size_t> Places(ExecContext& context, const DeepepLlDispatchOutpu
 const AscendRunnerInput& PrePermute(ExecContext& context, const DeepepLlDispatchOutput& slab,
                                     const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
                                     RunningState& state) {
-  CheckSlab(slab, quant_info, config);
+  RequireSlab(slab, quant_info.w1.num_experts(), config.layer_id);
   const std::span<const size_t> place = Places(context, slab);
+  RequirePromises(slab, kExpandedRows, AscendRunnerInput::kRunner, config.layer_id);
   auto* input = context.arena.New<AscendRunnerInput>();
   input->promises = slab.promises;
   input->hidden_states = ascend::GatherRows(context, slab.hidden_states, place.size(),

@@ -21,6 +21,7 @@ const AscendRunnerInput& PrePermute(ExecContext& context, const DeepepNormalDisp
                             config.layer_id, DescribePromises(normal.promises),
                             normal.mori != nullptr ? " (mori)" : ""));
   }
+  RequirePromises(normal, kExpandedRows, AscendRunnerInput::kRunner, config.layer_id);
   auto* input = context.arena.New<AscendRunnerInput>();
   input->promises = normal.promises;
   input->hidden_states = normal.hidden_states;

@@ -29,7 +29,8 @@ class ReferenceRunnerCore : public MoeRunnerCore {
       return *output;
     }
     context.pool.Run(num_tokens, [&](size_t t, size_t) {
-      Store(quant_info, {input.hidden_states.Slice(t, 1), topk.Ids(t), topk.Weights(t), topk.top_k},
+      Store(quant_info,
+            {input.hidden_states.Slice(t, 1), topk.Ids(t), topk.Weights(t), topk.top_k, t},
             output->hidden_states.Slice(t * rows_per_token, rows_per_token));
     });
     return *output;
