@@ -206,10 +206,7 @@ class Call {
       rows = RunPlace(context_, moe::BuiltinRegistry(), place, placed_, {tokens_},
                       {.wire = wire, .spare = bytes_.Below(4), .expert_output = bytes_.Flag()});
     } catch (const Error& error) {
-      const bool on_input = placed_.config.apply_router_weight_on_input && tokens_.top_k > 1;
-      Require(error.code() == ErrorCode::kUnsupported ||
-                  (on_input && error.code() == ErrorCode::kInvalidArgument),
-              place.name() + ": " + error.message());
+      Require(error.code() == ErrorCode::kUnsupported, place.name() + ": " + error.message());
       return;
     }
     const testing::Arrival arrival = ArrivalOf(context_, place, placed_, tokens_, wire);

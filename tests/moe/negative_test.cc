@@ -261,8 +261,11 @@ TEST_F(LayerNegativeTest, MasksAndPadding) {
 
 TEST_F(LayerNegativeTest, RouterWeightOnInputNeedsTopOne) {
   config_.runner.apply_router_weight_on_input = true;
-  ExpectError(ErrorCode::kUnsupported, {"layer 9", "apply_router_weight_on_input", "top_k 1", "2"},
-              [&] { MoeLayer(registry_, config_, {.runner = "aiter"}, case_.Weights()); });
+  for (const char* runner : {"aiter", "reference"}) {
+    ExpectError(ErrorCode::kUnsupported,
+                {"layer 9", runner, "apply_router_weight_on_input", "top_k 1", "2"},
+                [&] { MoeLayer(registry_, config_, {.runner = runner}, case_.Weights()); });
+  }
   config_.topk.top_k = 1;
   for (const char* runner : {"aiter", "reference"}) {
     // A call with more columns than the layer was built for would take weights of other tokens.

@@ -145,7 +145,6 @@ Verdict MoeTruth::Judge(const std::vector<float>& rows, bool dense) const {
 
 std::vector<double> MoeTruth::Slack(size_t row, size_t& codes) const {
   std::vector<double> slack(faithful_.cols);
-  if (info_.a2.kind == ActQuantKind::kNone) return slack;
   const size_t slots = config_.no_combine ? 1 : tokens_.top_k;
   for (size_t slot = row * slots; slot < (row + 1) * slots; ++slot) {
     if (tokens_.ids[slot] >= 0) AddSlotSlack(slot, slack, codes);
@@ -153,11 +152,10 @@ std::vector<double> MoeTruth::Slack(size_t row, size_t& codes) const {
   return slack;
 }
 
-void MoeTruth::AddSlotSlack(size_t slot, std::vector<double>& slack, size_t& codes) const {
+std::vector<Interval> MoeTruth::Intervals(size_t slot) const {
   const MoeCase::Exact& expert = layer_.exact(static_cast<size_t>(tokens_.ids[slot]));
   const std::vector<double>& x = faithful_.x[slot / tokens_.top_k];
   const std::vector<double>& hidden = faithful_.hidden[slot];
-  const size_t inner = hidden.size();
   // A sum and the width of its interval.
   const auto product = [&](const std::vector<double>& w, const float* b, size_t stride, size_t i) {
     double sum = b == nullptr ? 0.0 : b[i * stride];
@@ -168,9 +166,9 @@ void MoeTruth::AddSlotSlack(size_t slot, std::vector<double>& slack, size_t& cod
     }
     return std::pair(sum, size * kSumError);
   };
-  // Row 2 i has value i at the low end of its interval, row 2 i + 1 at the high end.
-  std::vector<float> ends(2 * inner * inner);
-  for (size_t i = 0; i < inner; ++i) {
+  std::vector<Interval> intervals;
+  double largest = 0, widest = 0;
+  for (size_t i = 0; i < hidden.size(); ++i) {
     const auto [gate, gate_error] =
         product(expert.w1, expert.b1, layer_.Weights().w1.bias_stride, i);
     const auto [up, up_error] = product(expert.w3, expert.b3, layer_.Weights().w3.bias_stride, i);
@@ -182,29 +180,59 @@ void MoeTruth::AddSlotSlack(size_t slot, std::vector<double>& slack, size_t& cod
         high = std::max(high, value);
       }
     }
-    for (size_t k = 0; k < inner; ++k)
-      ends[2 * i * inner + k] = ends[(2 * i + 1) * inner + k] = static_cast<float>(hidden[k]);
     const double width = std::abs(hidden[i]) * kFormulaError;
-    ends[2 * i * inner + i] = static_cast<float>(low - width);
-    ends[(2 * i + 1) * inner + i] = static_cast<float>(high + width);
+    intervals.push_back({low - width, high + width});
+    largest = std::max(largest, std::abs(hidden[i]));
+    widest = std::max(widest, high - low + 2 * width);
+  }
+  // A scale is no better known than the value that it is made of.
+  for (size_t i = 0; i < hidden.size() && info_.a2.kind != ActQuantKind::kNone; ++i) {
+    const double width = largest == 0 ? 0 : std::abs(hidden[i]) / largest * widest;
+    intervals[i].low -= width;
+    intervals[i].high += width;
+  }
+  return intervals;
+}
+
+std::vector<double> MoeTruth::Uncertainty(size_t slot, size_t& codes) const {
+  const std::vector<Interval> intervals = Intervals(slot);
+  const std::vector<double>& hidden = faithful_.hidden[slot];
+  const size_t inner = hidden.size();
+  std::vector<double> uncertain;
+  for (const Interval& interval : intervals) uncertain.push_back(interval.high - interval.low);
+  if (info_.a2.kind == ActQuantKind::kNone) return uncertain;
+  // Row 2 i has value i at the low end of its interval, row 2 i + 1 at the high end.
+  std::vector<float> ends(2 * inner * inner);
+  for (size_t i = 0; i < ends.size(); ++i) ends[i] = static_cast<float>(hidden[i % inner]);
+  for (size_t i = 0; i < inner; ++i) {
+    ends[2 * i * inner + i] = static_cast<float>(intervals[i].low);
+    ends[(2 * i + 1) * inner + i] = static_cast<float>(intervals[i].high);
   }
   ThreadPool pool(1);
   Arena arena;
   ExecContext context{pool, arena};
   const QuantRows rows =
       quant::QuantizeRows(context, ConstRows(ends.data(), 2 * inner, inner), row_quant_);
-  double factor = config_.routed_scaling_factor;
-  if (!config_.apply_router_weight_on_input &&
-      (!config_.no_combine || config_.no_combine_keep_router_weight))
-    factor *= double{tokens_.weights[slot]};
   for (size_t i = 0; i < inner; ++i) {
     if (kernels::CodeAt(rows.dtype, rows.Row(2 * i), i) ==
         kernels::CodeAt(rows.dtype, rows.Row(2 * i + 1), i))
       continue;
     ++codes;
-    const double step = std::abs(RowElement(rows, 2 * i + 1, i) - RowElement(rows, 2 * i, i));
-    for (size_t h = 0; h < slack.size(); ++h)
-      slack[h] += std::abs(factor * expert.w2[h * inner + i]) * step;
+    uncertain[i] += std::abs(RowElement(rows, 2 * i + 1, i) - RowElement(rows, 2 * i, i));
+  }
+  return uncertain;
+}
+
+void MoeTruth::AddSlotSlack(size_t slot, std::vector<double>& slack, size_t& codes) const {
+  const std::vector<double> uncertain = Uncertainty(slot, codes);
+  const std::vector<double>& w2 = layer_.exact(static_cast<size_t>(tokens_.ids[slot])).w2;
+  double factor = config_.routed_scaling_factor;
+  if (!config_.apply_router_weight_on_input &&
+      (!config_.no_combine || config_.no_combine_keep_router_weight))
+    factor *= double{tokens_.weights[slot]};
+  for (size_t h = 0; h < slack.size(); ++h) {
+    for (size_t i = 0; i < uncertain.size(); ++i)
+      slack[h] += std::abs(factor * w2[h * uncertain.size() + i]) * uncertain[i];
   }
 }
 

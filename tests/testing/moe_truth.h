@@ -18,14 +18,19 @@ struct Verdict {
   std::string why;               // if not ok
 };
 
+// Where a value is.
+struct Interval {
+  double low, high;
+};
+
 // The results of one layer for one batch by both oracles, which are held to EvaluateMoe.
 //
 // The bound of a row is relative L2 against the size of its terms. An f32 runner may also quantise
 // a value that lies on the boundary of two codes to the other side than f64 does. That is allowed
 // where it can be proved: a row that misses its bound is computed again with the interval of every
-// value between the products (a few f32 roundings wide), and passes if the values whose interval
-// holds a boundary, one code each, account for the rest. The caller counts them: at most 0.1 % of
-// all values (contract 8.3).
+// value between the products (a few f32 roundings wide), and passes if these intervals, and one
+// code for each that holds a boundary, account for the rest. The caller counts the codes: at most
+// 0.1 % of all values (contract 8.3).
 class MoeTruth {
  public:
   // Errors: std::runtime_error if the oracles and EvaluateMoe disagree.
@@ -45,7 +50,11 @@ class MoeTruth {
  private:
   double Bound() const;
   double DenseBound() const;
-  // What codes on a boundary may change in a row: the bound of each column, and their number.
+  // What f32 makes of each value between the products.
+  std::vector<Interval> Intervals(size_t slot) const;
+  // How far each of those values may be off, codes on a boundary included.
+  std::vector<double> Uncertainty(size_t slot, size_t& codes) const;
+  // What that may change in a row: the bound of each column, and the number of such codes.
   std::vector<double> Slack(size_t row, size_t& codes) const;
   void AddSlotSlack(size_t slot, std::vector<double>& slack, size_t& codes) const;
 

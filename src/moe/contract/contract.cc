@@ -1,8 +1,11 @@
 // Names and casts of the contract's types.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "switchyard/core/error.h"
 #include "switchyard/moe/contract/dispatch.h"
+#include "switchyard/moe/contract/runner.h"
 #include "switchyard/moe/contract/topk.h"
 
 namespace switchyard::moe {
@@ -81,6 +84,29 @@ void RequirePromises(const DispatchOutput& output, DispatchPromises expected,
                           "dispatch has: {}",
                           layer_id, runner, DispatchFormatName(output.format),
                           DescribePromises(expected), DescribePromises(output.promises)));
+}
+
+void RequireExperts(const MoeQuantInfo& info, std::span<const int32_t> mask, bool is_gated,
+                    size_t layer_id) {
+  const ExpertMatrices& w1 = info.w1;
+  const ExpertMatrices& w3 = is_gated ? info.w3 : w1;
+  const ExpertMatrices& w2 = info.w2;
+  const size_t experts = w1.num_experts();
+  if (w3.num_experts() != experts || w3.rows != w1.rows || w3.cols != w1.cols ||
+      w2.num_experts() != experts || w2.rows != w1.cols || w2.cols != w1.rows) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("layer {}: w1 [{}, {}, {}], w3 [{}, {}, {}] and w2 [{}, {}, {}] "
+                            "contradict each other",
+                            layer_id, experts, w1.rows, w1.cols, w3.num_experts(), w3.rows, w3.cols,
+                            w2.num_experts(), w2.rows, w2.cols));
+  }
+  const auto is_local = [](int32_t one) { return one != 0; };
+  const auto local = static_cast<size_t>(std::count_if(mask.begin(), mask.end(), is_local));
+  if (!mask.empty() && local != experts) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("layer {}: expert_mask has {} local experts, the weights {}", layer_id,
+                            local, experts));
+  }
 }
 
 void RequireRouting(const TopKOutput& topk, size_t num_rows, size_t layer_id) {

@@ -43,12 +43,7 @@ void CheckSizes(const MoeQuantInfo& info, const MoeRunnerConfig& config,
                        tokens.top_k, tokens.topk_ids.size(), tokens.topk_weights.size()));
   if (config.apply_router_weight_on_input && tokens.top_k > 1)
     refuse(fmt::format("apply_router_weight_on_input needs top_k 1, found {}", tokens.top_k));
-  const auto is_local = [](int32_t one) { return one != 0; };
-  const std::span<const int32_t> mask = info.expert_mask;
-  const auto local = static_cast<size_t>(std::count_if(mask.begin(), mask.end(), is_local));
-  if (!mask.empty() && local != info.w1.num_experts())
-    refuse(fmt::format("expert_mask has {} local experts, the weights {}", local,
-                       info.w1.num_experts()));
+  RequireExperts(info, info.expert_mask, config.is_gated, config.layer_id);
 }
 
 // Row n of expert e, dequantised, without the padded columns.

@@ -29,6 +29,12 @@ struct MoeQuantInfo {
   size_t intermediate_pad = 0;  // last columns of I that do
 };
 
+// Refuses matrices that contradict each other, and a mask (empty = none) with another number of
+// local experts than they have.
+// Errors: kInvalidArgument naming the layer and the sizes.
+void RequireExperts(const MoeQuantInfo& info, std::span<const int32_t> mask, bool is_gated,
+                    size_t layer_id);
+
 // Base of every runner's input and output; `runner` says which struct it is, `promises` what the
 // dispatch expects (input) and what the rows are (output). Objects live in the arena of the step.
 struct RunnerInput {

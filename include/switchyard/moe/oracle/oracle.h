@@ -45,7 +45,8 @@ struct OracleRows {
 // Shapes: returns [T, H], or [T * K, H] with no_combine. config.formula must be set.
 // Single-threaded, and as slow as it is plain: O(T K H I).
 // Errors: kInvalidArgument naming layer, token and id for an id that is no expert; or the sizes of
-//   rows, routing and mask that contradict each other; router weight on input with top_k > 1.
+//   rows, routing, mask and matrices that contradict each other; router weight on input with top_k
+//   > 1.
 OracleRows RunOracle(OracleKind kind, const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
                      const OracleTokens& tokens);
 

@@ -197,34 +197,21 @@ void CheckCall(const AiterRunnerInput& input, const MoeQuantInfo& weights,
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("layer {}: runner aiter: {}", config.layer_id, what));
   };
-  const ExpertMatrices& w1 = weights.w1;
-  const ExpertMatrices& w3 = config.is_gated ? weights.w3 : w1;
-  const ExpertMatrices& w2 = weights.w2;
-  const size_t experts = w1.num_experts();
-  if (w3.num_experts() != experts || w3.rows != w1.rows || w3.cols != w1.cols ||
-      w2.num_experts() != experts || w2.rows != w1.cols || w2.cols != w1.rows)
-    refuse(fmt::format("w1 [{}, {}, {}], w3 [{}, {}, {}] and w2 [{}, {}, {}] contradict each other",
-                       experts, w1.rows, w1.cols, w3.num_experts(), w3.rows, w3.cols,
-                       w2.num_experts(), w2.rows, w2.cols));
+  RequireExperts(weights, input.expert_mask, config.is_gated, config.layer_id);
   const QuantRows& x = input.hidden_states;
-  if (x.cols != w1.cols)
-    refuse(fmt::format("hidden states have {} columns, expected {}", x.cols, w1.cols));
+  if (x.cols != weights.w1.cols)
+    refuse(fmt::format("hidden states have {} columns, expected {}", x.cols, weights.w1.cols));
   if (input.topk_ids.size() != x.rows * input.top_k ||
       input.topk_weights.size() != input.topk_ids.size())
     refuse(fmt::format("{} rows with top_k {}, {} ids and {} weights", x.rows, input.top_k,
                        input.topk_ids.size(), input.topk_weights.size()));
   if (config.apply_router_weight_on_input && input.top_k > 1)
     refuse(fmt::format("apply_router_weight_on_input needs top_k 1, found {}", input.top_k));
-  const auto is_local = [](int32_t one) { return one != 0; };
-  const std::span<const int32_t> mask = input.expert_mask;
-  const auto local = static_cast<size_t>(std::count_if(mask.begin(), mask.end(), is_local));
-  if (!mask.empty() && local != experts)
-    refuse(fmt::format("expert_mask has {} local experts, the weights {}", local, experts));
   const size_t out_rows = x.rows * (config.no_combine ? input.top_k : 1);
   const Rows& out = input.output;
-  if (out.data != nullptr && (out.rows != out_rows || out.cols != w2.rows))
+  if (out.data != nullptr && (out.rows != out_rows || out.cols != weights.w2.rows))
     refuse(fmt::format("output is [{}, {}], expected [{}, {}]", out.rows, out.cols, out_rows,
-                       w2.rows));
+                       weights.w2.rows));
   const DType dtype = input.output_dtype.value_or(DType::kF32);
   if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16)
     refuse(fmt::format("results cannot be rounded to {}", DTypeName(dtype)));
@@ -265,9 +252,11 @@ const RunnerOutput& AiterRunnerCore::Run(ExecContext& context, const RunnerInput
   // Each token is quantised or rounded once, whatever the number of its experts; a sorted row is a
   // pointer to it.
   const LiveTokens live = FindLive(context, sorted, num_tokens, input.top_k);
-  const quant::ActRows tokens =
-      quant::PrepareExpertRows(context, Gemm1Rows(context, input, weights, live.rows), weights.a13,
-                               weights.w1.format, config_.activation_dtype);
+  // Rows that came as codes are not quantised again, not even when a weight has made them plain.
+  const bool were_codes = input.hidden_states.kind != ActQuantKind::kNone;
+  const quant::ActRows tokens = quant::PrepareExpertRows(
+      context, Gemm1Rows(context, input, weights, live.rows), were_codes ? ActQuant{} : weights.a13,
+      weights.w1.format, config_.activation_dtype);
   const std::span<uint32_t> token_of_row = context.arena.AllocateSpan<uint32_t>(sorted.num_rows);
   for (size_t row = 0; row < sorted.num_rows; ++row)
     token_of_row[row] = live.index[sorted.slots[row] / input.top_k];

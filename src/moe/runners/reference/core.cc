@@ -1,6 +1,9 @@
 // The oracle of moe/oracle as a runner: the quantisation-faithful form, or the dense one where no
 // activation is quantised. Plain and slow; ignores MoeRunnerConfig::activation_dtype.
+#include <fmt/format.h>
+
 #include "moe/runners/builtin.h"
+#include "switchyard/core/error.h"
 #include "switchyard/moe/oracle/oracle.h"
 #include "switchyard/moe/runners/reference.h"
 
@@ -9,7 +12,13 @@ namespace {
 
 class ReferenceRunnerCore : public MoeRunnerCore {
  public:
-  explicit ReferenceRunnerCore(const MoeRunnerConfig& config) : config_(config) {}
+  explicit ReferenceRunnerCore(const MoeRunnerConfig& config) : config_(config) {
+    if (!config.apply_router_weight_on_input || config.top_k <= 1) return;
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("layer {}: runner reference: apply_router_weight_on_input needs top_k "
+                            "1, found {}",
+                            config.layer_id, config.top_k));
+  }
 
   const RunnerOutput& Run(ExecContext& context, const RunnerInput& base,
                           const MoeQuantInfo& layer_info, RunningState&) const override {
