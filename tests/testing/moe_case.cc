@@ -256,6 +256,7 @@ void MoeCase::Build(std::mt19937_64& random) {
     std::tie(weights_.w1, weights_.w3) = SplitGateUp(weights_.w1, in_turn);
   } else if (gated) {
     weights_.w3 = with_bias(BankOf(second), bias3);
+    weights_.w3.act = weights_.w1.act;
   }
   weights_.w2 = with_bias(BankOf(down), bias2);
   SetStaticScales(scheme_w2, true, weights_.w2.act);
