@@ -1,5 +1,7 @@
 #include "kernels/activations/activations.h"
 
+#include <string_view>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/activations/activations.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
@@ -79,12 +81,12 @@ namespace {
 #include "kernels/activations/activations.def"
 #undef SY_ACTIVATION
 
-// The kinds of the table as ActivationEntry::is_gated.
-constexpr bool gated = true;
-constexpr bool plain = false;
+// The table says "gated" or "plain".
+constexpr bool IsGated(std::string_view kind) { return kind == "gated"; }
 
 constexpr ActivationEntry kActivations[] = {
-#define SY_ACTIVATION(name, kind, summary) {#name, summary, kind, &Dispatch_##name, &name##_scalar},
+#define SY_ACTIVATION(name, kind, summary) \
+  {#name, summary, IsGated(#kind), &Dispatch_##name, &name##_scalar},
 #include "kernels/activations/activations.def"
 #undef SY_ACTIVATION
 };
