@@ -210,9 +210,9 @@ void MultiplyExpert(const ActRows& x, const ExpertMatrices& w, size_t expert, si
 double MatrixElement(const ExpertMatrices& w, size_t expert, size_t n, size_t k) {
   const kernels::CodeRow row = RowOf(w, expert, n);
   double value = kernels::CodeAt(row.dtype, row.q, k);
-  if (row.zero != nullptr) value -= row.zero[k / row.group];
-  if (row.scale != nullptr)
-    value *= double{kernels::ScaleAt(row.scale_dtype, row.scale, k / row.group)};
+  const size_t group = row.group == 0 ? 0 : k / row.group;
+  if (row.zero != nullptr) value -= row.zero[group];
+  if (row.scale != nullptr) value *= double{kernels::ScaleAt(row.scale_dtype, row.scale, group)};
   return value;
 }
 

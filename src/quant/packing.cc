@@ -291,7 +291,8 @@ QuantMatrix ImportPairedRows(const PackedShape& shape, size_t stored_rows,
   QuantMatrix matrix = WithScales(DType::kI4, shape, scales);
   for (size_t n = 0; n < shape.n; ++n) {
     for (size_t k = 0; k < shape.k; ++k) {
-      const int byte = packed[n / 2 * shape.k + k];
+      const int byte{
+          packed[n / 2 * shape.k + k]};  // NOLINT(bugprone-signed-char-misuse): two codes
       matrix.SetCode(n, k, n % 2 == 0 ? byte : byte >> 4);
     }
   }
@@ -324,7 +325,7 @@ QuantMatrix ImportInt4Bytes(const PackedShape& shape, size_t stored_rows,
   QuantMatrix matrix = WithScales(DType::kI4, shape, scales);
   for (size_t n = 0; n < shape.n; ++n) {
     for (size_t k = 0; k < shape.k; ++k) {
-      const int code = codes[n * shape.k + k];
+      const int code{codes[n * shape.k + k]};  // NOLINT(bugprone-signed-char-misuse): a number
       if (code < -8 || code > 7) {
         throw Error(ErrorCode::kCorruptData,
                     fmt::format("{} weight: element ({}, {}) is {}, outside [-8, 7]", shape.name, n,

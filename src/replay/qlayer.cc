@@ -155,7 +155,7 @@ class BankReader {
 
 // Our scheme for the names of the case: format and activation quantisation together.
 std::string SchemeName(const CaseFile& file) {
-  const std::string scheme = file.Text("scheme");
+  std::string scheme = file.Text("scheme");
   const std::string act = file.Text("act_quant");
   if (scheme == "fp8_tensor") return act == "fp8_tensor_static" ? "fp8_tensor_static" : scheme;
   if (scheme == "mxfp4" && act != "none") return act == "mxfp8" ? "mxfp4_w4a8" : "mxfp4_w4a4";

@@ -67,7 +67,7 @@ QuantRows RowActivation::Run(ExecContext& context, const ActivationArgs& args) c
            fmt::format("gate and up need an even number of columns, found {}", args.x.cols));
   if (options_.grouped && !args.groups)
     Refuse(options_.layer_id, options_.name, "needs a group list");
-  if (options_.counts_only && args.groups->type != GroupListType::kCounts)
+  if (options_.counts_only && args.groups && args.groups->type != GroupListType::kCounts)
     Refuse(options_.layer_id, options_.name,
            "takes a group list of counts (type 1), found end offsets (type 0)");
   const size_t defined = options_.grouped

@@ -13,6 +13,7 @@
 #include "switchyard/moe/layer/moe_layer.h"
 #include "switchyard/moe/layer/register_builtins.h"
 
+// NOLINTBEGIN(readability-identifier-naming): C names.
 using switchyard::DType;
 using switchyard::Error;
 using switchyard::ErrorCode;
@@ -309,3 +310,4 @@ int sy_moe_layer_forward_routed(sy_moe_layer* layer, sy_context* context, const 
         return layer->layer->ForwardRouted(exec, x, topk);
       });
 }
+// NOLINTEND(readability-identifier-naming)

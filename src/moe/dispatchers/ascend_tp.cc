@@ -35,7 +35,8 @@ class AscendTpDispatcher : public Dispatcher {
   bool CanSend(ActQuantKind kind) const override { return ModeOf(kind).has_value(); }
 
   void SetQuantConfig(const DispatcherQuantConfig& config) override {
-    if (!CanSend(config.output.kind)) {
+    const std::optional<ascend::InitQuantMode> mode = ModeOf(config.output.kind);
+    if (!mode) {
       throw Error(
           ErrorCode::kUnsupported,
           fmt::format("layer {}: the ascend_tp dispatcher quantises to int8_token or mxfp8, "
@@ -43,6 +44,7 @@ class AscendTpDispatcher : public Dispatcher {
                       layer_id_, ActQuantKindName(config.output.kind)));
     }
     wire_ = config.output;
+    quant_mode_ = *mode;
     MakeFinalizer(config.gguf);
   }
 
@@ -55,7 +57,7 @@ class AscendTpDispatcher : public Dispatcher {
     args.top_k = topk.top_k;
     args.expert_num = num_experts_;
     args.active_num = hidden.rows * topk.top_k;
-    args.quant_mode = *ModeOf(wire_.kind);
+    args.quant_mode = quant_mode_;
     args.amax_floor = wire_.amax_floor;
     args.mx_rule = wire_.mx_rule;
     const ascend::InitRoutingResult routed = init_->Run(context, args);
@@ -126,6 +128,7 @@ class AscendTpDispatcher : public Dispatcher {
   size_t num_experts_;
   ascend::GatherColumns gather_;
   ActQuant wire_;
+  ascend::InitQuantMode quant_mode_ = ascend::InitQuantMode::kNone;  // of wire_
   std::unique_ptr<const ascend::BaseInitRouting> init_;
   std::unique_ptr<const ascend::BaseFinalizeRouting> finalize_;
   std::optional<Routing> routing_;

@@ -86,7 +86,8 @@ void ExpertRecorder::BeginPass(uint64_t pass_id) {
 
 void ExpertRecorder::EndPass() {
   if (!current_) Fail(ErrorCode::kFailedPrecondition, "a pass ends that has not begun");
-  RecordedPass pass = *std::exchange(current_, std::nullopt);
+  RecordedPass pass = std::move(current_).value();
+  current_.reset();
   if (!is_recording_) return;
   if (options_.buffer_size > 0 && passes_.size() == static_cast<size_t>(options_.buffer_size)) {
     spare_ = std::exchange(passes_[oldest_], std::move(pass));

@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// C names.
+// NOLINTBEGIN(readability-identifier-naming)
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -112,3 +114,4 @@ int sy_moe_layer_forward_routed(sy_moe_layer* layer, sy_context* context, const 
 #ifdef __cplusplus
 }
 #endif
+// NOLINTEND(readability-identifier-naming)

@@ -136,6 +136,7 @@ Rows ApplyWithoutRoutingWeights(ExecContext& context, const ExpertsForwardArgs& 
 // Errors: kUnsupported naming the layer and the setting for what the call never had (quantised
 //   weights, biases, clamps, a scaling factor, other activations, layers that are not gated);
 //   kInvalidArgument naming token and id.
+// NOLINTNEXTLINE(readability-identifier-naming): the reference's name
 [[deprecated("build a MoeLayer with runner ascend")]] Rows fused_moe_npu(
     ExecContext& context, ConstRows x, const ExpertMatrices& w1, const ExpertMatrices& w2,
     const TopKOutput& topk, const MoeRunnerConfig& config);
