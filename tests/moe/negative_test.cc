@@ -591,6 +591,7 @@ TEST_F(FormatNegativeTest, PromisesOfTheDispatch) {
       Concrete owing = good;
       owing.promises = changed[3];
       EXPECT_EQ(stage.runner->Run(context_, owing, info_).promises, changed[3]);
+      if (kind == Kind::kRegistered) continue;  // its dispatch is combined once
       EXPECT_TRUE(SameBits(RunGood(stage), stage.good));
     }
   };
@@ -599,6 +600,8 @@ TEST_F(FormatNegativeTest, PromisesOfTheDispatch) {
   check.operator()<DeepepNormalDispatchOutput>(Kind::kNormalExpanded);
   check.operator()<DeepepNormalDispatchOutput>(Kind::kMori);
   check.operator()<DeepepLlDispatchOutput>(Kind::kLowLatency);
+  const auto ascend_tp = RealisationsOf(registry_, DispatchFormat::kAscendTp);
+  if (!ascend_tp.empty()) check.operator()<AscendTpDispatchOutput>(Kind::kRegistered);
 }
 
 // ---- settings behind an exchange
