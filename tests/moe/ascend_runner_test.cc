@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "kernels/convert/convert.h"
-#include "moe/ascend/gather_rows.h"
 #include "moe/dispatchers/ascend_tp.h"
 #include "moe/runners/ascend/core.h"
+#include "quant/copy_rows.h"
 #include "quant/weight_quant.h"
 #include "switchyard/core/log.h"
 #include "switchyard/moe/layer/moe_layer.h"

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "moe/ascend/gather_rows.h"
 #include "quant/act_quant.h"
+#include "quant/copy_rows.h"
 #include "switchyard/core/error.h"
 #include "switchyard/moe/ascend/hidden_states_quant.h"
 
@@ -110,8 +110,8 @@ std::span<const int32_t> SortedExperts(ExecContext& context, const InitRoutingAr
 
 QuantRows Expand(ExecContext& context, const QuantRows& x, const InitRoutingArgs& args,
                  const SortedRoutes& sorted) {
-  return GatherRows(context, x, sorted.route_of.size(),
-                    [&](size_t row) { return sorted.route_of[row] / args.top_k; });
+  return quant::CopyRows(context, x, sorted.route_of.size(),
+                         [&](size_t row) { return sorted.route_of[row] / args.top_k; });
 }
 
 // Everything but the rows.
@@ -233,7 +233,7 @@ InitRoutingResult InitRoutingV1::Run(ExecContext& context, const InitRoutingArgs
   const SortedRoutes sorted = SortRoutes(context, args);
   InitRoutingResult result;
   result.expanded_x =
-      GatherRows(context, QuantRows::Plain(args.x), sorted.route_of.size(), [&](size_t row) {
+      quant::CopyRows(context, QuantRows::Plain(args.x), sorted.route_of.size(), [&](size_t row) {
         return static_cast<size_t>(args.row_idx[sorted.route_of[row]]) % args.x.rows;
       });
   const std::span<int32_t> row_idx = context.arena.AllocateSpan<int32_t>(args.row_idx.size());

@@ -10,6 +10,7 @@
 #include "moe/runners/aiter/sorted_slots.h"
 #include "moe/runners/builtin.h"
 #include "quant/act_quant.h"
+#include "quant/copy_rows.h"
 #include "quant/expert_matmul.h"
 #include "quant/linear.h"
 #include "switchyard/core/error.h"
@@ -62,20 +63,7 @@ LiveTokens FindLive(ExecContext& context, const SortedSlots& sorted, size_t num_
 // The live rows side by side; the rows themselves if all are live.
 QuantRows Compact(ExecContext& context, const QuantRows& x, std::span<const uint32_t> rows) {
   if (rows.size() == x.rows) return x;
-  QuantRows compact = x;
-  compact.rows = rows.size();
-  std::byte* data = context.arena.AllocateSpan<std::byte>(rows.size() * x.stride).data();
-  const size_t row_bytes = BytesOf(x.dtype, x.cols);
-  for (size_t i = 0; i < rows.size(); ++i)
-    std::copy_n(x.Row(rows[i]), row_bytes, data + i * x.stride);
-  compact.data = data;
-  if (x.scale == nullptr || x.scale_stride == 0) return compact;
-  const size_t scale_bytes = x.scale_stride * DTypeBytes(x.scale_dtype);
-  std::byte* scale = context.arena.AllocateSpan<std::byte>(rows.size() * scale_bytes).data();
-  for (size_t i = 0; i < rows.size(); ++i)
-    std::copy_n(x.scale + rows[i] * scale_bytes, scale_bytes, scale + i * scale_bytes);
-  compact.scale = scale;
-  return compact;
+  return quant::CopyRows(context, x, rows.size(), [&](size_t i) { return rows[i]; });
 }
 
 // The rows that gemm1 multiplies: without padded columns, each times its router weight where the

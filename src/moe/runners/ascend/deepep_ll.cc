@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "moe/ascend/gather_rows.h"
 #include "moe/runners/ascend/deepep.h"
 #include "moe/runners/builtin.h"
+#include "quant/copy_rows.h"
 #include "switchyard/core/error.h"
 #include "switchyard/moe/runners/ascend.h"
 
@@ -40,8 +40,8 @@ const AscendRunnerInput& PrePermute(ExecContext& context, const DeepepLlDispatch
   RequirePromises(slab, kExpandedRows, AscendRunnerInput::kRunner, config.layer_id);
   auto* input = context.arena.New<AscendRunnerInput>();
   input->promises = slab.promises;
-  input->hidden_states = ascend::GatherRows(context, slab.hidden_states, place.size(),
-                                            [&](size_t row) { return place[row]; });
+  input->hidden_states = quant::CopyRows(context, slab.hidden_states, place.size(),
+                                         [&](size_t row) { return place[row]; });
   input->expert_tokens = WidenCounts(context, slab.masked_m);
   state.Emplace<SlabState>(context.arena, AscendCombineState{slab.topk_ids, slab.topk_weights},
                            place, slab.hidden_states.rows);
