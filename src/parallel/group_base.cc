@@ -389,13 +389,13 @@ void GroupBase::AllGatherV(size_t row_bytes, std::span<const std::byte> mine,
 
 void GroupBase::ExchangeForSum(size_t row_floats, std::span<const size_t> rows,
                                const Deadline& deadline) {
-  const std::vector<size_t> from_each(size(), rows[rank_]);
+  scratch_->from_each.assign(size(), rows[rank_]);
   Grow(scratch_->recv, size() * rows[rank_] * row_floats);
   AllToAllV({.row_bytes = row_floats * sizeof(float),
              .send = BytesOf(std::as_const(scratch_->send)),
              .recv = BytesOf(scratch_->recv),
              .send_rows = rows,
-             .recv_rows = from_each,
+             .recv_rows = scratch_->from_each,
              .send_starts = {},
              .recv_starts = {},
              .owner = scratch_},
@@ -416,7 +416,8 @@ void GroupBase::AllReduceSum(std::span<float> values, const Deadline& deadline) 
     return;
   }
   // Every rank sums one stretch of the values and sends it to all.
-  std::vector<size_t> stretches(size());
+  std::vector<size_t>& stretches = scratch_->stretches;
+  stretches.resize(size());
   for (size_t rank = 0; rank < size(); ++rank)
     stretches[rank] = values.size() * (rank + 1) / size() - values.size() * rank / size();
   ExchangeForSum(1, stretches, deadline);

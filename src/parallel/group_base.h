@@ -173,6 +173,8 @@ class GroupBase : public ProcessGroup {
   struct Scratch {
     std::vector<float> send;
     std::vector<float> recv;
+    std::vector<size_t> stretches;  // how many values each rank sums
+    std::vector<size_t> from_each;
   };
 
   Operation& NewOperation(Collective collective, size_t row_bytes, const std::byte* send,
