@@ -71,6 +71,41 @@ function(sy_test name)
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
 endfunction()
 
+# sy_mpi_test(<name> LAYER <layer> RANKS n ... [LIBS target ...] [SOURCES file ...])
+#
+# A GoogleTest program from <name>.cc with a main of its own, which mpirun starts once for each number of ranks: the tests
+# <name>_n<ranks>, label mpi. Without MPI one test <name> says that it is skipped.
+function(sy_mpi_test name)
+  cmake_parse_arguments(arg "" "LAYER" "RANKS;LIBS;SOURCES" ${ARGN})
+  if(SWITCHYARD_WITH_MPI STREQUAL "OFF" OR NOT MPIEXEC_EXECUTABLE)
+    add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -E echo "skipped: there is no MPI (libopenmpi-dev openmpi-bin)")
+    set_tests_properties(${name} PROPERTIES LABELS mpi SKIP_REGULAR_EXPRESSION "skipped: there is no MPI")
+    return()
+  endif()
+  string(REPLACE "/" "_" layer "${arg_LAYER}")
+  add_executable(${name} ${name}.cc ${arg_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${name} PRIVATE switchyard::options switchyard::${layer} ${arg_LIBS} GTest::gtest)
+  foreach(ranks IN LISTS arg_RANKS)
+    sy_add_mpi_run(${name}_n${ranks} ${name} ${ranks})
+  endforeach()
+endfunction()
+
+# sy_add_mpi_run(<test> <target> <ranks> [VARIABLE=value ...])
+function(sy_add_mpi_run test target ranks)
+  add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} ${SWITCHYARD_MPIEXEC_FLAGS} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
+    $<TARGET_FILE:${target}>)
+  sy_mpi_properties(${test} ${ranks} ${ARGN})
+endfunction()
+
+# sy_mpi_properties(<test> <ranks> [VARIABLE=value ...])
+#
+# Open MPI refuses to run as root, as containers do, unless told twice; and its ranks yield while they wait.
+function(sy_mpi_properties test ranks)
+  set_tests_properties(${test} PROPERTIES LABELS mpi PROCESSORS ${ranks} TIMEOUT 120 ENVIRONMENT
+    "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_mpi_yield_when_idle=1;${ARGN}")
+endfunction()
+
 # sy_fuzz(<name> LAYER <layer>)
 #
 # A fuzz target from <name>.cc, which defines LLVMFuzzerTestOneInput. With Clang and SWITCHYARD_SANITIZE=fuzzer,... it links

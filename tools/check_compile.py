@@ -26,16 +26,30 @@ def version(command):
     return subprocess.run([command, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
+def mpi_includes():
+    """Compiler flags for the folder of mpi.h; none without MPI."""
+    try:
+        flags = subprocess.run(["pkg-config", "--cflags-only-I", "mpi-c"], stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [part for flag in flags for part in ("-isystem", flag[2:])]
+
+
 def header_jobs(tree):
     compiler = "clang++-16"
     common = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Wconversion", "-Werror",
               "-Wno-pragma-once-outside-header", "-Wno-unused-const-variable", "-x", "c++", "-Iinclude"]
     private = ["-Isrc", "-Irust/switchyard_text/include", "-isystem",
                os.path.join(sources.cache_folder(), "highway-1.2.0"), ONE_TARGET]
+    mpi = mpi_includes()
     compiler_version = version(compiler)
     for path in tree.files:
+        if path.startswith("src/parallel_mpi/") and not mpi:
+            continue
         if path.endswith(".h") and not path.endswith("-inl.h") and path.startswith(("include/", "src/")):
-            command = common + ([] if path.startswith("include/") else private) + [path]
+            command = common + ([] if path.startswith("include/") else private)
+            command += (mpi if path.startswith("src/parallel_mpi/") else []) + [path]
             yield path, tree.fingerprint(path, compiler_version, *command), command
 
 

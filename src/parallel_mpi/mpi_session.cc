@@ -1,0 +1,97 @@
+#include "switchyard/parallel_mpi/mpi_session.h"
+
+#include <array>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "parallel_mpi/mpi_calls.h"
+#include "parallel_mpi/mpi_group.h"
+#include "parallel_mpi/mpi_job.h"
+#include "switchyard/core/error.h"
+
+namespace switchyard {
+
+using parallel_mpi::MpiGroup;
+using parallel_mpi::MpiJob;
+
+struct MpiSession::Impl {
+  std::shared_ptr<MpiJob> job;
+  std::unique_ptr<ProcessGroup> world;
+  bool ended = false;
+};
+
+MpiSession::MpiSession(int* argc, char*** argv) : impl_(std::make_unique<Impl>()) {
+  int started = 0;
+  MPI_Initialized(&started);
+  if (started != 0) {
+    throw Error(ErrorCode::kFailedPrecondition,
+                "MPI was started before: there is one MpiSession per process");
+  }
+  int provided = 0;
+  parallel_mpi::CheckMpi(MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided),
+                         "MPI_Init_thread", "start");
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+  try {
+    if (provided < MPI_THREAD_SERIALIZED) {
+      throw Error(ErrorCode::kUnavailable,
+                  "this MPI library cannot be called from changing threads "
+                  "(MPI_THREAD_SERIALIZED); install Debian's libopenmpi-dev or build yours with "
+                  "thread support");
+    }
+    impl_->job = std::make_shared<MpiJob>(parallel::FakeNodeSize());
+    impl_->world = MpiGroup::MakeWorld(impl_->job);
+  } catch (...) {
+    // The same happens on all ranks, which have the same environment and library.
+    MPI_Finalize();
+    throw;
+  }
+}
+
+MpiSession::~MpiSession() {
+  if (!impl_->ended) End(1);
+  impl_->world.reset();
+  impl_->job->Close();
+  MPI_Finalize();
+}
+
+ProcessGroup& MpiSession::world() { return *impl_->world; }
+
+int MpiSession::End(int status) {
+  impl_->ended = true;
+  const std::optional<int> highest = impl_->job->Farewell(status);
+  if (!highest) MPI_Abort(MPI_COMM_WORLD, status == 0 ? 1 : status);
+  return highest.value_or(1);
+}
+
+int RunMpi(int* argc, char*** argv, const std::function<void(ProcessGroup&)>& body,
+           const std::function<void(size_t rank, std::string_view message)>& report) {
+  MpiSession session(argc, argv);
+  ProcessGroup& world = session.world();
+  const auto fail = [&](std::string_view message) {
+    world.Abort(message);
+    report(world.rank(), message);
+    return session.End(1);
+  };
+  try {
+    body(world);
+  } catch (const std::exception& exception) {
+    return fail(exception.what());
+  } catch (...) {
+    return fail("an exception that is no std::exception");
+  }
+  return session.End(0);
+}
+
+std::string_view MpiLibraryVersion() {
+  static const std::string version = [] {
+    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+    int length = 0;
+    MPI_Get_library_version(text.data(), &length);
+    return std::string(text.data(), static_cast<size_t>(length));
+  }();
+  return version;
+}
+
+}  // namespace switchyard
