@@ -13,23 +13,34 @@ using switchyard::ConstRows;
 using switchyard::ExecContext;
 using switchyard::Rows;
 
-// Emits the format "standard", so that every runner with that permute pair takes it.
+// Emits the format "standard", so that every runner with that permute pair takes it. Nothing moves
+// between ranks, so the stages that would start an exchange only keep what the others hand on.
 class ConfidentDispatcher : public moe::Dispatcher {
  public:
+  explicit ConfidentDispatcher(size_t layer_id) : Dispatcher(layer_id) {}
+  std::string_view name() const override { return "confident"; }
   moe::DispatchFormat format() const override { return moe::DispatchFormat::kStandard; }
-  const moe::DispatchOutput& Dispatch(ExecContext& context, ConstRows hidden,
-                                      const moe::TopKOutput& topk) override {
+
+ protected:
+  void StartDispatch(ExecContext& context, ConstRows hidden,
+                     const moe::TopKOutput& topk) override {
     moe::TopKOutput kept = topk;
     auto ids = context.arena.AllocateSpan<int32_t>(topk.ids.size());
     for (size_t slot = 0; slot < ids.size(); ++slot)
       ids[slot] = topk.weights[slot] < 0.3f ? -1 : topk.ids[slot];
     kept.ids = ids;
-    return *context.arena.New<moe::StandardDispatchOutput>(hidden, kept);
+    output_ = context.arena.New<moe::StandardDispatchOutput>(hidden, kept);
   }
-  Rows Combine(ExecContext&, const moe::CombineInput& input) override {
-    return moe::As<moe::StandardCombineInput>(input).hidden_states;
+  const moe::DispatchOutput& FinishDispatch(ExecContext&) override { return *output_; }
+  void StartCombine(ExecContext&, const moe::CombineInput& input) override {
+    rows_ = moe::As<moe::StandardCombineInput>(input).hidden_states;
   }
-  void Abort() override {}
+  Rows FinishCombine(ExecContext&) override { return rows_; }
+  void Reset() noexcept override {}
+
+ private:
+  const moe::StandardDispatchOutput* output_ = nullptr;
+  Rows rows_;
 };
 
 double Relu3(double gate, double up, const switchyard::ActivationParams&) {
@@ -46,8 +57,8 @@ int main() {
   registry.Add(switchyard::ActivationEntry{"relu3", "max(g, 0)^3 * u", true, &Relu3Row, &Relu3});
   registry.Add(moe::DispatcherEntry{
       "confident", "confident", "drops unsure slots", moe::DispatchFormat::kStandard,
-      [](const moe::MoeRunnerConfig&) -> std::unique_ptr<moe::Dispatcher> {
-        return std::make_unique<ConfidentDispatcher>();
+      moe::DispatchMode::kAny, [](const moe::DispatcherArgs& args) -> std::unique_ptr<moe::Dispatcher> {
+        return std::make_unique<ConfidentDispatcher>(args.config.layer_id);
       }});
 
   constexpr size_t kExperts = 4, kHidden = 8, kInner = 16, kTokens = 3;

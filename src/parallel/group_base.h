@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -111,11 +112,13 @@ class GroupBase : public ProcessGroup {
   // passes.
   template <typename Done, typename Late>
   void WaitUntil(const Done& done, const Deadline& deadline, std::string_view what,
-                 const Operation* operation, const Late& late) {
+                 const Operation* operation, const Late& late,
+                 const std::function<void()>& look = {}) {
     Backoff backoff;
     while (!done()) {
       if (!backoff.Pause()) continue;
       Poll(operation, backoff.waited());
+      if (look) look();
       // What had come before the group failed is still taken: a collective that every rank has
       // entered does not fail because one of them failed right after it.
       const bool failed = Failure().has_value();

@@ -97,8 +97,8 @@ Signal SharedWindow::Peek(size_t from, size_t flag) const {
       Flag(impl_->FlagWord(impl_->group.rank(), from, flag)).load(std::memory_order_acquire));
 }
 
-Signal SharedWindow::Await(size_t from, size_t flag, uint32_t epoch,
-                           const Deadline& deadline) const {
+Signal SharedWindow::Await(size_t from, size_t flag, uint32_t epoch, const Deadline& deadline,
+                           const std::function<void()>& look) const {
   const Flag word(impl_->FlagWord(impl_->group.rank(), from, flag));
   Signal found;
   const auto done = [&] {
@@ -106,10 +106,11 @@ Signal SharedWindow::Await(size_t from, size_t flag, uint32_t epoch,
     return Reached(found.epoch, epoch);
   };
   if (done()) return found;
-  impl_->group.WaitUntil(done, deadline, name(), nullptr, [&] {
+  const auto late = [&] {
     return fmt::format("rank {} has not posted flag {} of epoch {}; its last epoch is {}", from,
                        flag, epoch, found.epoch);
-  });
+  };
+  impl_->group.WaitUntil(done, deadline, name(), nullptr, late, look);
   return found;
 }
 

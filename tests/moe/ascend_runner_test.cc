@@ -690,10 +690,10 @@ class AscendTp : public AscendRunner {
 };
 
 TEST_F(AscendTp, StagesAndPromises) {
-  const auto dispatcher = BuiltinRegistry().FindDispatcher("ascend_tp").make(Small());
+  const auto dispatcher = BuiltinRegistry().FindDispatcher("ascend_tp").make({Small(), "ascend"});
   const Tokens tokens = MakeTokens(3, 2, 4, 8, Spread::kRandom, random_);
   const AscendTpCombineInput answer(context_.arena.AllocateRows(6, 8));
-  ExpectError(ErrorCode::kFailedPrecondition, {"layer 6", "combine without"},
+  ExpectError(ErrorCode::kFailedPrecondition, {"layer 6", "combine_a without"},
               [&] { dispatcher->Combine(context_, answer); });
   const auto& output =
       As<AscendTpDispatchOutput>(dispatcher->Dispatch(context_, tokens.Hidden(), tokens.TopK()));
@@ -712,7 +712,7 @@ TEST_F(AscendTp, StagesAndPromises) {
   ExpectError(ErrorCode::kInvalidArgument, {"layer 6", "weights applied by the runner"},
               [&] { dispatcher->Combine(context_, weighted); });
   EXPECT_EQ(dispatcher->Combine(context_, answer).rows, 3u);
-  ExpectError(ErrorCode::kFailedPrecondition, {"combine without"},
+  ExpectError(ErrorCode::kFailedPrecondition, {"combine_a without"},
               [&] { dispatcher->Combine(context_, answer); });
   dispatcher->Dispatch(context_, tokens.Hidden(), tokens.TopK());
   dispatcher->Abort();
@@ -735,7 +735,7 @@ TEST_F(AscendTp, IdsOutOfRangeAreNamedAndTheLayerStaysUsable) {
 }
 
 TEST_F(AscendTp, QuantisesAsItIsTold) {
-  const auto dispatcher = BuiltinRegistry().FindDispatcher("ascend_tp").make(Small());
+  const auto dispatcher = BuiltinRegistry().FindDispatcher("ascend_tp").make({Small(), "ascend"});
   const Tokens tokens = MakeTokens(3, 2, 4, 64, Spread::kRandom, random_);
   for (ActQuantKind kind : {ActQuantKind::kNone, ActQuantKind::kInt8Token, ActQuantKind::kMxFp8}) {
     EXPECT_TRUE(dispatcher->CanSend(kind));

@@ -72,8 +72,8 @@ TEST_F(MoeLayerTest, AutoTakesTheSchemesFirstRunner) {
 TEST_F(MoeLayerTest, RefusesWhatCannotBe) {
   ExpectError(ErrorCode::kNotFound, {"runner \"ascent\"", "aiter"},
               [&] { MoeLayer(BuiltinRegistry(), config_, {.runner = "ascent"}, case_.Weights()); });
-  ExpectError(ErrorCode::kUnsupported, {"--moe-a2a mori"},
-              [&] { MoeLayer(BuiltinRegistry(), config_, {.a2a = "mori"}, case_.Weights()); });
+  ExpectError(ErrorCode::kUnsupported, {"--moe-a2a pplx"},
+              [&] { MoeLayer(BuiltinRegistry(), config_, {.a2a = "pplx"}, case_.Weights()); });
   MoeLayerConfig too_many = config_;
   too_many.topk.top_k = 7;
   ExpectError(ErrorCode::kInvalidArgument, {"top_k", "1 to 6", "7"},
@@ -146,11 +146,11 @@ TEST_F(MoeLayerTest, ARegisteredRunnerStillNeedsTheScheme) {
 TEST_F(MoeLayerTest, DispatcherStages) {
   MoeRunnerConfig config;
   config.layer_id = 5;
-  const auto dispatcher = BuiltinRegistry().FindDispatcher("standard").make(config);
+  const auto dispatcher = BuiltinRegistry().FindDispatcher("standard").make({config, "aiter"});
   const std::vector<float> hidden(8);
   const ConstRows rows(hidden.data(), 2, 4);
   StandardCombineInput input(context_.arena.AllocateRows(2, 4));
-  ExpectError(ErrorCode::kFailedPrecondition, {"layer 5", "combine without"},
+  ExpectError(ErrorCode::kFailedPrecondition, {"layer 5", "combine_a without"},
               [&] { dispatcher->Combine(context_, input); });
   dispatcher->Dispatch(context_, rows, {});
   ExpectError(ErrorCode::kFailedPrecondition, {"layer 5", "outstanding"},
@@ -164,7 +164,7 @@ TEST_F(MoeLayerTest, DispatcherStages) {
               {"layer 5", "weights applied by the runner", "weights applied by the combine"},
               [&] { dispatcher->Combine(context_, wrong_promise); });
   EXPECT_EQ(dispatcher->Combine(context_, input).rows, 2u);
-  ExpectError(ErrorCode::kFailedPrecondition, {"combine without"},
+  ExpectError(ErrorCode::kFailedPrecondition, {"combine_a without"},
               [&] { dispatcher->Combine(context_, input); });
   dispatcher->Dispatch(context_, rows, {});
   dispatcher->Abort();

@@ -61,9 +61,12 @@ TEST(Registry, MissesNameBothKeysAndWhatThereIs) {
   ExpectError(ErrorCode::kNotFound, {"runner \"aitre\"", "did you mean \"aiter\""},
               [&] { registry.FindRunner("aitre"); });
   ExpectError(ErrorCode::kNotFound, {"scheme", "fp9"}, [&] { registry.FindScheme("fp9"); });
-  ExpectError(ErrorCode::kNotFound, {"dispatcher"}, [&] { registry.FindDispatcher("mori"); });
-  ExpectError(ErrorCode::kUnsupported, {"--moe-a2a deepep", "none"},
-              [&] { registry.DispatcherFor("deepep", "aiter"); });
+  ExpectError(ErrorCode::kNotFound, {"dispatcher"}, [&] { registry.FindDispatcher("morri"); });
+  ExpectError(ErrorCode::kUnsupported,
+              {"--moe-a2a deepep", "reference", "(deepep, aiter)", "(deepep, ascend)"},
+              [&] { registry.DispatcherFor("deepep", "reference"); });
+  ExpectError(ErrorCode::kUnsupported, {"--moe-a2a pplx", "no dispatcher"},
+              [&] { registry.DispatcherFor("pplx", "aiter"); });
   EXPECT_EQ(registry.FindFused("none", "aiter"), nullptr) << "a missing fused function is no error";
 }
 

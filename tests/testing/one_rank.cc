@@ -111,7 +111,7 @@ SimulatedDispatch::SimulatedDispatch(ExecContext& context, const Realisation& re
     case Kind::kStandard: DispatchStandard(); return;
     case Kind::kRegistered: {
       Require(num_ranks() == 1, "a registered dispatcher is tested on one rank");
-      dispatcher_ = realisation.dispatcher->make(config_);
+      dispatcher_ = realisation.dispatcher->make({config_, ""});
       moe::DispatcherQuantConfig quant;
       quant.output = options.wire.how;
       dispatcher_->SetQuantConfig(quant);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -59,10 +60,12 @@ class SharedWindow {
   // Errors: as Post.
   Signal Peek(size_t from, size_t flag) const;
   // Waits until rank `from` has posted `epoch` or a later one, and returns what it posted last. A
-  // wait that runs out leaves window and group usable.
+  // wait that runs out leaves window and group usable. `look`, if given, is called about every 0.1
+  // ms of the wait, and ends it by throwing.
   // Errors: as Post; kUnavailable naming window, rank and stage if the deadline passes or the group
   //   has failed.
-  Signal Await(size_t from, size_t flag, uint32_t epoch, const Deadline& deadline) const;
+  Signal Await(size_t from, size_t flag, uint32_t epoch, const Deadline& deadline,
+               const std::function<void()>& look = {}) const;
 
  private:
   std::unique_ptr<Impl> impl_;

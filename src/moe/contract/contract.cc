@@ -152,12 +152,16 @@ void CheckAnswer(const CombineInput& input, DispatchFormat format, const Dispatc
                     layer_id, dispatcher, DispatchFormatName(format), DescribePromises(promises),
                     DispatchFormatName(input.format), DescribePromises(input.promises)));
   }
-  if (input.routewise != RoutewiseLayout::kNone) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("layer {}: the {} dispatcher was given rows that are not summed over "
-                            "the top-k yet (routewise); the model's finalizer takes those",
-                            layer_id, dispatcher));
-  }
+  const RoutewiseLayout expected =
+      IsRoutewise(promises) ? RoutewiseLayout::kExpanded : RoutewiseLayout::kNone;
+  if (input.routewise == expected) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("layer {}: the {} dispatcher was given rows that are {}", layer_id, dispatcher,
+                  expected == RoutewiseLayout::kNone
+                      ? "not summed over the top-k yet (routewise); the model's finalizer "
+                        "takes those"
+                      : "not one row per route, which it asked for (routewise)"));
 }
 
 }  // namespace switchyard::moe

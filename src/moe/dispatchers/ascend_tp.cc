@@ -4,32 +4,38 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "moe/dispatchers/builtin.h"
 #include "switchyard/core/error.h"
 #include "switchyard/moe/ascend/finalize_routing.h"
 #include "switchyard/moe/ascend/init_routing.h"
+#include "switchyard/moe/ep/expert_parallel.h"
 
 namespace switchyard::moe::dispatchers {
 namespace {
 
 class AscendTpDispatcher : public Dispatcher {
  public:
-  AscendTpDispatcher(const MoeRunnerConfig& config, ascend::GatherColumns gather)
-      : layer_id_(config.layer_id),
+  AscendTpDispatcher(const MoeRunnerConfig& config, ascend::GatherColumns gather,
+                     ExpertParallel* ep)
+      : Dispatcher(config.layer_id),
         num_experts_(config.num_local_experts),
         gather_(std::move(gather)),
+        ep_(ep),
         init_(std::make_unique<ascend::InitRoutingV2Quant>(config.layer_id)) {
     if (config.no_combine) {
       throw Error(ErrorCode::kUnsupported,
                   fmt::format("layer {}: no_combine: the ascend_tp dispatcher sums over the top-k; "
                               "take --moe-runner aiter",
-                              layer_id_));
+                              layer_id()));
     }
+    if (ep_ != nullptr) CheckRanks();
     MakeFinalizer(false);
   }
 
+  std::string_view name() const override { return "ascend_tp"; }
   DispatchFormat format() const override { return DispatchFormat::kAscendTp; }
 
   bool CanSend(ActQuantKind kind) const override { return ModeOf(kind).has_value(); }
@@ -41,16 +47,15 @@ class AscendTpDispatcher : public Dispatcher {
           ErrorCode::kUnsupported,
           fmt::format("layer {}: the ascend_tp dispatcher quantises to int8_token or mxfp8, "
                       "or not at all; {} was asked for",
-                      layer_id_, ActQuantKindName(config.output.kind)));
+                      layer_id(), ActQuantKindName(config.output.kind)));
     }
     wire_ = config.output;
     quant_mode_ = *mode;
     MakeFinalizer(config.gguf);
   }
 
-  const DispatchOutput& Dispatch(ExecContext& context, ConstRows hidden,
-                                 const TopKOutput& topk) override {
-    if (routing_) Refuse("dispatch while another dispatch is outstanding");
+ protected:
+  void StartDispatch(ExecContext& context, ConstRows hidden, const TopKOutput& topk) override {
     ascend::InitRoutingArgs args;
     args.x = hidden;
     args.expert_ids = topk.ids;
@@ -62,25 +67,24 @@ class AscendTpDispatcher : public Dispatcher {
     args.mx_rule = wire_.mx_rule;
     const ascend::InitRoutingResult routed = init_->Run(context, args);
     routing_ = {topk, routed.expanded_row_idx, routed.expanded_x.rows};
-    auto* output = context.arena.New<AscendTpDispatchOutput>();
-    output->hidden_states = routed.expanded_x;
-    output->topk_weights = topk.weights;
-    output->topk_ids = topk.ids;
-    output->expanded_row_idx = routed.expanded_row_idx;
-    output->expert_tokens = routed.expert_tokens;
-    output->num_tokens = hidden.rows;
-    output->top_k = topk.top_k;
-    return *output;
+    output_ = context.arena.New<AscendTpDispatchOutput>();
+    output_->hidden_states = routed.expanded_x;
+    output_->topk_weights = topk.weights;
+    output_->topk_ids = topk.ids;
+    output_->expanded_row_idx = routed.expanded_row_idx;
+    output_->expert_tokens = routed.expert_tokens;
+    output_->num_tokens = hidden.rows;
+    output_->top_k = topk.top_k;
   }
+  const DispatchOutput& FinishDispatch(ExecContext&) override { return *output_; }
 
-  Rows Combine(ExecContext& context, const CombineInput& input) override {
-    if (!routing_) Refuse("combine without an outstanding dispatch");
-    CheckAnswer(input, format(), kExpandedRows, "ascend_tp", layer_id_);
+  void StartCombine(ExecContext& context, const CombineInput& input) override {
+    CheckAnswer(input, format(), kExpandedRows, name(), layer_id());
     ascend::FinalizeRoutingArgs args;
     args.expanded_rows = As<AscendTpCombineInput>(input).hidden_states;
     if (args.expanded_rows.rows != routing_->num_rows) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("layer {}: {} rows must come back to combine, found {}", layer_id_,
+                  fmt::format("layer {}: {} rows must come back to combine, found {}", layer_id(),
                               routing_->num_rows, args.expanded_rows.rows));
     }
     args.expanded_row_idx = routing_->expanded_row_idx;
@@ -88,12 +92,19 @@ class AscendTpDispatcher : public Dispatcher {
     args.top_k = routing_->topk.top_k;
     args.scales = routing_->topk.weights;
     args.mode = ascend::DropPadMode::kRowMajor;
-    const Rows rows = finalize_->Run(context, args);
-    routing_.reset();
-    return rows;
+    rows_ = finalize_->Run(context, args);
   }
-
-  void Abort() override { routing_.reset(); }
+  Rows FinishCombine(ExecContext&) override {
+    routing_.reset();
+    if (is_split() && !is_gguf_) {
+      // Rows of the finalizer lie side by side.
+      ep_->groups().moe_tp().AllReduceSum(
+          std::span(rows_.data, rows_.rows * rows_.cols),
+          Deadline::After(ep_->options().timeout, "ascend_tp combine"));
+    }
+    return rows_;
+  }
+  void Reset() noexcept override { routing_.reset(); }
 
  private:
   // The routing saved from dispatch to combine; views into the arena of the step.
@@ -110,40 +121,81 @@ class AscendTpDispatcher : public Dispatcher {
     return std::nullopt;
   }
 
+  bool is_split() const { return ep_ != nullptr && ep_->moe_tp_size() != 1; }
+
+  void CheckRanks() const {
+    const auto refuse = [&](const std::string& why) {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("layer {}: the ascend_tp dispatcher {}", layer_id(), why));
+    };
+    if (ep_->ep_size() != 1)
+      refuse(
+          fmt::format("needs all experts on each rank (split, not spread): --moe-ep-size must "
+                      "be 1, found {}; or take --moe-a2a deepep",
+                      ep_->ep_size()));
+    if (is_split() && !ep_->options().tokens_are_replicated)
+      refuse("adds up what ranks compute of the same tokens; --dp-attention gives each its own");
+  }
+
+  // The columns of all ranks that split the experts.
+  Rows GatherOverRanks(ExecContext& context, ConstRows columns) const {
+    ProcessGroup& group = ep_->groups().moe_tp();
+    const size_t bytes = columns.rows * columns.cols * sizeof(float);
+    const std::span<std::byte> all = context.arena.AllocateSpan<std::byte>(bytes * group.size());
+    group.AllGather(std::as_bytes(std::span(columns.data, columns.rows * columns.cols)), all,
+                    Deadline::After(ep_->options().timeout, "ascend_tp gather"));
+    const Rows out = context.arena.AllocateRows(columns.rows, columns.cols * group.size());
+    for (size_t rank = 0; rank < group.size(); ++rank) {
+      const ConstRows part(reinterpret_cast<const float*>(all.data() + rank * bytes), columns.rows,
+                           columns.cols);
+      for (size_t t = 0; t < part.rows; ++t)
+        std::copy_n(part.Row(t), part.cols, out.Row(t) + rank * part.cols);
+    }
+    return out;
+  }
+
   // A new one each time: the wrapper never stands around another wrapper.
   void MakeFinalizer(bool gguf) {
-    finalize_ = std::make_unique<ascend::FinalizeRouting>(layer_id_);
-    if (gguf && gather_) {
-      finalize_ =
-          std::make_unique<ascend::AllGatherFinalizeRoutingWrapper>(std::move(finalize_), gather_);
+    is_gguf_ = gguf;
+    finalize_ = std::make_unique<ascend::FinalizeRouting>(layer_id());
+    ascend::GatherColumns gather = gather_;
+    if (!gather && is_split()) {
+      gather = [this](ExecContext& context, ConstRows columns) {
+        return GatherOverRanks(context, columns);
+      };
+    }
+    if (gguf && gather) {
+      finalize_ = std::make_unique<ascend::AllGatherFinalizeRoutingWrapper>(std::move(finalize_),
+                                                                            std::move(gather));
     }
   }
 
-  [[noreturn]] void Refuse(std::string_view what) const {
-    throw Error(ErrorCode::kFailedPrecondition,
-                fmt::format("layer {}: {} (ascend_tp dispatcher)", layer_id_, what));
-  }
-
-  size_t layer_id_;
   size_t num_experts_;
   ascend::GatherColumns gather_;
+  ExpertParallel* ep_;
+  bool is_gguf_ = false;
   ActQuant wire_;
   ascend::InitQuantMode quant_mode_ = ascend::InitQuantMode::kNone;  // of wire_
   std::unique_ptr<const ascend::BaseInitRouting> init_;
   std::unique_ptr<const ascend::BaseFinalizeRouting> finalize_;
   std::optional<Routing> routing_;
+  AscendTpDispatchOutput* output_ = nullptr;
+  Rows rows_;
 };
 
 }  // namespace
 
 std::unique_ptr<Dispatcher> MakeAscendTp(const MoeRunnerConfig& config,
-                                         ascend::GatherColumns gather) {
-  return std::make_unique<AscendTpDispatcher>(config, std::move(gather));
+                                         ascend::GatherColumns gather, ExpertParallel* ep) {
+  return std::make_unique<AscendTpDispatcher>(config, std::move(gather), ep);
 }
 
 extern constinit const DispatcherEntry ascend_tp{
-    "ascend_tp", "none", "no communication: routes sorted by expert, for runner ascend",
+    "ascend_tp",
+    "none",
+    "routes sorted by expert, for runner ascend; ranks that split the experts add up",
     DispatchFormat::kAscendTp,
-    [](const MoeRunnerConfig& config) { return MakeAscendTp(config, {}); }};
+    DispatchMode::kAny,
+    [](const DispatcherArgs& args) { return MakeAscendTp(args.config, {}, args.ep); }};
 
 }  // namespace switchyard::moe::dispatchers

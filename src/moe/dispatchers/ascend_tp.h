@@ -8,9 +8,13 @@
 
 namespace switchyard::moe::dispatchers {
 
-// `gather` is what GGUF layers put around the finalizer (contract 5.7); empty = one rank.
-// Errors: kUnsupported naming the layer for no_combine.
+// `gather` is what GGUF layers put around the finalizer (contract 5.7); empty = one rank. With `ep`
+// the ranks that split the experts (MoE-TP) add their results up; GGUF layers gather instead, by
+// default over the same ranks.
+// Errors: kUnsupported naming the layer for no_combine, for experts spread over ranks, and for
+//   split experts behind tokens that each rank has of its own.
 std::unique_ptr<Dispatcher> MakeAscendTp(const MoeRunnerConfig& config,
-                                         ascend::GatherColumns gather);
+                                         ascend::GatherColumns gather,
+                                         ExpertParallel* ep = nullptr);
 
 }  // namespace switchyard::moe::dispatchers

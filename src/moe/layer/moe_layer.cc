@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "moe/layer/wire_config.h"
 #include "quant/linear.h"
 #include "switchyard/core/error.h"
+#include "switchyard/moe/ep/expert_parallel.h"
 #include "switchyard/moe/routing/select_experts.h"
 
 namespace switchyard::moe {
@@ -115,6 +117,34 @@ void CheckScaling(const MoeLayerConfig& config) {
   }
 }
 
+// 1 for the physical experts of this rank.
+std::vector<int32_t> MaskOfRank(const MoeLayerConfig& config, const ExpertParallel& ep) {
+  const size_t layer_id = config.runner.layer_id;
+  const size_t experts = NumGlobalExperts(config);
+  if (config.topk.num_fused_shared_experts != 0 && ep.ep_size() > 1) {
+    Refuse(ErrorCode::kUnsupported, layer_id,
+           fmt::format("{} fused shared experts cannot be spread over {} ranks: run them beside "
+                       "the layer, or on one rank",
+                       config.topk.num_fused_shared_experts, ep.ep_size()));
+  }
+  if (ep.ep_size() > experts) {
+    Refuse(ErrorCode::kInvalidArgument, layer_id,
+           fmt::format("--moe-ep-size {}: the layer has only {} experts, and each rank needs one; "
+                       "take fewer ranks, or copies (--ep-num-redundant-experts {})",
+                       ep.ep_size(), experts, ep.ep_size() - experts));
+  }
+  if (experts % ep.ep_size() != 0) {
+    Refuse(ErrorCode::kInvalidArgument, layer_id,
+           fmt::format("{} experts cannot be divided evenly among {} ranks; take another "
+                       "--moe-ep-size, or copies (--ep-num-redundant-experts {})",
+                       experts, ep.ep_size(), ep.ep_size() - experts % ep.ep_size()));
+  }
+  const size_t local = experts / ep.ep_size();
+  std::vector<int32_t> mask(experts, 0);
+  std::fill_n(mask.begin() + static_cast<std::ptrdiff_t>(ep.ep_rank() * local), local, 1);
+  return mask;
+}
+
 void CheckWeights(const MoeLayerConfig& config, const ExpertWeights& weights,
                   const SchemeEntry& w13, const SchemeEntry& w2) {
   const size_t layer_id = config.runner.layer_id;
@@ -200,19 +230,15 @@ MoeLayer::MoeLayer(const Registry& registry, const MoeLayerConfig& config,
     : config_(config),
       weights_(std::move(weights)),
       scheme_w13_(&registry.FindScheme(config.scheme_w13)),
-      scheme_w2_(&registry.FindScheme(config.scheme_w2)) {
+      scheme_w2_(&registry.FindScheme(config.scheme_w2)),
+      ep_(options.ep),
+      activation_quant_(options.activation_quant) {
   ValidateTopK(config_.topk);
   CheckScaling(config_);
+  if (ep_ != nullptr && config_.expert_mask.empty())
+    config_.expert_mask = MaskOfRank(config_, *ep_);
   CheckWeights(config_, weights_, *scheme_w13_, *scheme_w2_);
-  quant_info_ = {
-      weights_.w1.View(),
-      weights_.w3.View(),
-      weights_.w2.View(),
-      ActQuantOf(*scheme_w13_, weights_.w1, options.activation_quant, config_.runner.layer_id),
-      ActQuantOf(*scheme_w2_, weights_.w2, options.activation_quant, config_.runner.layer_id),
-      config_.expert_mask,
-      config_.hidden_pad,
-      config_.intermediate_pad};
+  ViewWeights();
   MoeRunnerConfig& runner = config_.runner;
   runner.num_experts = NumGlobalExperts(config_);
   runner.num_local_experts = weights_.w1.data.size();
@@ -220,22 +246,63 @@ MoeLayer::MoeLayer(const Registry& registry, const MoeLayerConfig& config,
   runner.intermediate_size_per_partition = weights_.intermediate_size;
   runner.top_k = config_.topk.top_k;
   runner.activation_dtype = ActivationDType(options.act_dtype, weights_);
-  const MoeRunnerOptions runner_options{
-      ChooseRunner(registry, *scheme_w13_, *scheme_w2_, options, runner.layer_id), options.a2a,
-      options.disable_fused};
-  const DispatcherEntry& dispatcher = registry.DispatcherFor(options.a2a, runner_options.runner);
-  if (dispatcher.format != DispatchFormat::kStandard && runner.routed_scaling_factor != 1.0) {
+  const std::string chosen =
+      ChooseRunner(registry, *scheme_w13_, *scheme_w2_, options, runner.layer_id);
+  const DeepepMode mode = ep_ == nullptr ? DeepepMode::kAuto : ep_->options().deepep_mode;
+  const std::vector<const DispatcherEntry*> entries =
+      registry.DispatchersFor(options.a2a, chosen,
+                              mode == DeepepMode::kLowLatency ? DispatchMode::kLowLatency
+                              : mode == DeepepMode::kNormal   ? DispatchMode::kNormal
+                                                              : DispatchMode::kAny);
+  const bool sums_at_home = ep_ != nullptr || entries[0]->format != DispatchFormat::kStandard;
+  if (sums_at_home && runner.routed_scaling_factor != 1.0) {
     // The sum is not finished in the runner: the factor goes into the weights (contract 2.6).
     weight_scale_ = static_cast<float>(runner.routed_scaling_factor);
     runner.routed_scaling_factor = 1.0;
   }
-  dispatcher_ = dispatcher.make(runner);
-  DispatcherQuantConfig wire;
-  const bool sends_codes =
-      quant_info_.a13.kind == scheme_w13_->wire && dispatcher_->CanSend(scheme_w13_->wire);
-  if (sends_codes) wire.output = quant_info_.a13;
-  dispatcher_->SetQuantConfig(wire);
-  runner_ = CreateMoeRunner(registry, runner_options, runner, quant_info_, dispatcher.format);
+  for (const DispatcherEntry* entry : entries)
+    paths_.push_back(MakePath(registry, options, *entry, chosen));
+}
+
+void MoeLayer::ViewWeights() {
+  const size_t layer_id = config_.runner.layer_id;
+  quant_info_ = {weights_.w1.View(),
+                 weights_.w3.View(),
+                 weights_.w2.View(),
+                 ActQuantOf(*scheme_w13_, weights_.w1, activation_quant_, layer_id),
+                 ActQuantOf(*scheme_w2_, weights_.w2, activation_quant_, layer_id),
+                 {},
+                 config_.hidden_pad,
+                 config_.intermediate_pad};
+  // Only the standard format keeps the ids of all ranks; there they are told apart by the mask.
+  if (ep_ == nullptr || ep_->ep_size() > 1) quant_info_.expert_mask = config_.expert_mask;
+}
+
+MoeLayer::Path MoeLayer::MakePath(const Registry& registry, const MoeLayerOptions& options,
+                                  const DispatcherEntry& entry, std::string_view runner) {
+  const MoeRunnerOptions runner_options{std::string(runner), options.a2a, options.disable_fused};
+  Path path;
+  path.dispatcher = entry.make({config_.runner, runner, ep_});
+  path.dispatcher->SetQuantConfig(
+      ResolveWire(options, *scheme_w13_, quant_info_, config_.runner, *path.dispatcher));
+  path.runner =
+      CreateMoeRunner(registry, runner_options, config_.runner, quant_info_, entry.format);
+  return path;
+}
+
+const MoeLayer::Path& MoeLayer::PathNow() const {
+  const bool decode = ep_ != nullptr && ep_->phase() == ForwardPhase::kDecode;
+  return decode ? paths_.back() : paths_.front();
+}
+
+void MoeLayer::ReplaceExperts(ExpertWeights weights) {
+  CheckWeights(config_, weights, *scheme_w13_, *scheme_w2_);
+  if (weights.w1.format != weights_.w1.format || weights.w2.format != weights_.w2.format) {
+    Refuse(ErrorCode::kInvalidArgument, config_.runner.layer_id,
+           "experts of another format cannot take the place of the old ones");
+  }
+  weights_ = std::move(weights);
+  ViewWeights();
 }
 
 Rows MoeLayer::Forward(ExecContext& context, ConstRows hidden, ConstRows router_logits,
@@ -263,11 +330,27 @@ Rows MoeLayer::ForwardRouted(ExecContext& context, ConstRows hidden, const TopKO
       weights[slot] = topk.weights[slot] * weight_scale_;
     scaled.weights = weights;
   }
+  const bool sliced = ep_ != nullptr && ep_->options().tokens_are_replicated &&
+                      dispatcher().format() != DispatchFormat::kStandard &&
+                      dispatcher().format() != DispatchFormat::kAscendTp;
+  if (!sliced) return RunExperts(context, hidden, scaled);
+  // All ranks have these tokens; each sends its slice of them, and all get all results.
+  const ExpertParallel::Slice slice = ep_->MySlice(hidden.rows);
+  TopKOutput mine = scaled;
+  mine.num_tokens = slice.count;
+  mine.ids = scaled.ids.subspan(slice.first * topk.top_k, slice.count * topk.top_k);
+  mine.weights = scaled.weights.subspan(slice.first * topk.top_k, slice.count * topk.top_k);
+  const Rows out = RunExperts(context, hidden.Slice(slice.first, slice.count), mine);
+  return ep_->GatherSlices(context, out, hidden.rows, layer_id);
+}
+
+Rows MoeLayer::RunExperts(ExecContext& context, ConstRows hidden, const TopKOutput& topk) {
+  Dispatcher& dispatcher = this->dispatcher();
   try {
-    const DispatchOutput& dispatched = dispatcher_->Dispatch(context, hidden, scaled);
-    return dispatcher_->Combine(context, Apply(context, dispatched));
+    const DispatchOutput& dispatched = dispatcher.Dispatch(context, hidden, topk);
+    return dispatcher.Combine(context, Apply(context, dispatched));
   } catch (...) {
-    dispatcher_->Abort();
+    dispatcher.Abort();
     throw;
   }
 }

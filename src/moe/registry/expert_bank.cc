@@ -27,6 +27,61 @@ ExpertBank Half(const ExpertBank& w13, size_t first, size_t step) {
   return half;
 }
 
+ExpertBank Pick(const ExpertBank& bank, std::span<const int32_t> slots) {
+  ExpertBank picked = bank;
+  const auto pick = [&](const auto& from, auto& to) {
+    to.clear();
+    if (from.empty()) return;
+    for (int32_t slot : slots) {
+      if (slot < 0 || static_cast<size_t>(slot) >= from.size()) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    fmt::format("expert {} was asked for, there are {}", slot, from.size()));
+      }
+      to.push_back(from[static_cast<size_t>(slot)]);
+    }
+  };
+  pick(bank.data, picked.data);
+  pick(bank.scale, picked.scale);
+  pick(bank.zero, picked.zero);
+  pick(bank.bias, picked.bias);
+  return picked;
+}
+
+// Rows [row, row + rows) and columns [col, col + cols) of every matrix.
+ExpertBank Block(const ExpertBank& bank, size_t row, size_t rows, size_t col, size_t cols) {
+  const ExpertMatrices view = bank.View();
+  const MatrixFormat& format = bank.format;
+  // A scale that covers a whole side serves every part of it.
+  const bool all_rows = !format.is_quantized() || format.scale_rows >= bank.rows;
+  const bool all_cols = !format.is_quantized() || format.scale_cols >= bank.cols;
+  if ((!all_rows && row % format.scale_rows != 0) || (!all_cols && col % format.scale_cols != 0)) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("experts cannot be split at row {} and column {}: scales are for "
+                            "blocks of {}x{}",
+                            row, col, format.scale_rows, format.scale_cols));
+  }
+  if (DTypeBits(format.dtype) < 8 && col % 2 != 0) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("experts cannot be split at column {}, inside a byte of {}", col,
+                            DTypeName(format.dtype)));
+  }
+  ExpertBank block = bank;
+  block.rows = rows;
+  block.cols = cols;
+  block.stride = view.stride;
+  block.scale_stride = view.scale_stride;
+  const size_t grid_row = all_rows ? 0 : row / format.scale_rows;
+  const size_t grid_col = all_cols ? 0 : col / format.scale_cols;
+  const size_t grid_at = grid_row * view.scale_stride + grid_col;
+  for (const std::byte*& data : block.data) data += BytesOf(format.dtype, row * view.stride + col);
+  for (const std::byte*& scale : block.scale) scale += grid_at * DTypeBytes(format.scale_dtype);
+  for (const std::byte*& zero : block.zero) zero += grid_at;
+  for (const float*& bias : block.bias) bias += row * bank.bias_stride;
+  if (all_rows && format.is_quantized()) block.format.scale_rows = rows;
+  if (all_cols && format.is_quantized()) block.format.scale_cols = cols;
+  return block;
+}
+
 }  // namespace
 
 ExpertMatrices ExpertBank::View() const {
@@ -71,6 +126,33 @@ std::pair<ExpertBank, ExpertBank> SplitGateUp(const ExpertBank& w13, bool interl
   }
   return {Half(w13, 0, interleaved ? 2 : 1),
           Half(w13, interleaved ? 1 : inner, interleaved ? 2 : 1)};
+}
+
+ExpertWeights PickExperts(const ExpertWeights& weights, std::span<const int32_t> slots) {
+  ExpertWeights picked = weights;
+  picked.w1 = Pick(weights.w1, slots);
+  picked.w3 = Pick(weights.w3, slots);
+  picked.w2 = Pick(weights.w2, slots);
+  return picked;
+}
+
+ExpertWeights SplitExperts(const ExpertWeights& weights, size_t part, size_t parts) {
+  if (parts == 1) return weights;
+  const size_t inner = weights.intermediate_size;
+  if (inner % parts != 0) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the intermediate size {} cannot be split into {} equal parts", inner, parts));
+  }
+  const size_t count = inner / parts;
+  ExpertWeights split = weights;
+  split.intermediate_size = count;
+  split.w1 = Block(weights.w1, part * count, count, 0, weights.w1.cols);
+  if (!weights.w3.data.empty())
+    split.w3 = Block(weights.w3, part * count, count, 0, weights.w3.cols);
+  split.w2 = Block(weights.w2, 0, weights.w2.rows, part * count, count);
+  if (part != 0) split.w2.bias.clear();
+  return split;
 }
 
 }  // namespace switchyard::moe

@@ -121,21 +121,33 @@ const ActivationEntry& Registry::FindActivation(std::string_view name) const {
   return FindNamed(activations_, name, "activation");
 }
 
-const DispatcherEntry& Registry::DispatcherFor(std::string_view a2a,
-                                               std::string_view runner) const {
+std::vector<const DispatcherEntry*> Registry::DispatchersFor(std::string_view a2a,
+                                                             std::string_view runner,
+                                                             DispatchMode mode) const {
   bool has_backend = false;
   std::vector<std::string> known;
+  std::vector<const DispatcherEntry*> found;
   for (const DispatcherEntry& entry : dispatchers_) {
-    const bool wanted = entry.a2a == a2a;
-    has_backend = has_backend || wanted;
+    has_backend = has_backend || entry.a2a == a2a;
+    // A fused function takes the format as it is.
+    bool takes = FindFused(entry.a2a, runner) != nullptr;
     for (const PrePermuteEntry& pre : pre_permutes_) {
       if (pre.format != entry.format) continue;
-      if (wanted && pre.runner == runner) return entry;
-      known.push_back(fmt::format("({}, {})", entry.a2a, pre.runner));
+      takes = takes || pre.runner == runner;
+      std::string pair = fmt::format("({}, {})", entry.a2a, pre.runner);
+      if (std::find(known.begin(), known.end(), pair) == known.end())
+        known.push_back(std::move(pair));
     }
-    // A fused function takes the format as it is.
-    if (wanted && FindFused(a2a, runner) != nullptr) return entry;
+    const bool fits =
+        mode == DispatchMode::kAny || entry.mode == DispatchMode::kAny || entry.mode == mode;
+    if (entry.a2a != a2a || !takes || !fits) continue;
+    // The first, and for decode the other half of a pair.
+    const bool is_first = found.empty();
+    const bool is_half = !is_first && found.back()->mode == DispatchMode::kNormal &&
+                         entry.mode == DispatchMode::kLowLatency;
+    if (is_first || is_half) found.push_back(&entry);
   }
+  if (!found.empty()) return found;
   throw Error(ErrorCode::kUnsupported,
               fmt::format("--moe-a2a {}: {}; pairs of backend and runner that there are: {}", a2a,
                           has_backend ? fmt::format("runner {} takes no dispatch of it", runner)

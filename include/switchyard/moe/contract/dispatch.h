@@ -55,11 +55,29 @@ std::string DescribePromises(const DispatchPromises& promises);
 
 inline constexpr DispatchPromises kTokenRows{RowKind::kToken, WeightsAppliedBy::kRunner,
                                              IdSpace::kGlobal, SumsOwed::kNone};
+// DeepEP's token rows: kTokenRows with ids that count the experts of the rank.
+inline constexpr DispatchPromises kLocalTokenRows{RowKind::kToken, WeightsAppliedBy::kRunner,
+                                                  IdSpace::kLocal, SumsOwed::kNone};
 inline constexpr DispatchPromises kExpandedRows{RowKind::kExpanded, WeightsAppliedBy::kCombine,
                                                 IdSpace::kLocal, SumsOwed::kNone};
 
-// Rows that were not summed over K yet, for a finalizer of the model (contract 1.4). No dispatcher
-// combines them.
+// A dispatch of token rows whose combine weights and sums them (RowKind::kToken with
+// WeightsAppliedBy::kCombine) asks the runner for one row per route: each token's rows are then
+// added in the order of its slots by the rank that owns it, so that the result does not depend on
+// which ranks computed them.
+constexpr DispatchPromises Routewise(DispatchPromises promises) {
+  promises.weights_applied_by = WeightsAppliedBy::kCombine;
+  return promises;
+}
+constexpr bool IsRoutewise(const DispatchPromises& promises) {
+  return promises.row_kind == RowKind::kToken &&
+         promises.weights_applied_by == WeightsAppliedBy::kCombine;
+}
+
+// Rows that were not summed over K yet (contract 1.4): for a finalizer of the model, or for a
+// combine that asked for them.
+//   kTokenTopk  [T * K, H], row t * K + k
+//   kExpanded   in the runner's own order; row_of_slot says where each route is
 enum class RoutewiseLayout { kNone, kTokenTopk, kExpanded };
 
 // Base of every dispatch output; the concrete struct is named by `format`. Lives in the arena of
@@ -83,17 +101,22 @@ struct StandardDispatchOutput : DispatchOutput {
   QuantRows hidden_states;  // [T, H]
   TopKOutput topk_output;   // global ids, -1 = no expert
 
-  StandardDispatchOutput(const QuantRows& hidden, const TopKOutput& topk)
-      : DispatchOutput{kFormat, kTokenRows}, hidden_states(hidden), topk_output(topk) {}
-  StandardDispatchOutput(ConstRows hidden, const TopKOutput& topk)
-      : StandardDispatchOutput(QuantRows::Plain(hidden), topk) {}
+  StandardDispatchOutput(const QuantRows& hidden, const TopKOutput& topk,
+                         const DispatchPromises& promises = kTokenRows)
+      : DispatchOutput{kFormat, promises}, hidden_states(hidden), topk_output(topk) {}
+  StandardDispatchOutput(ConstRows hidden, const TopKOutput& topk,
+                         const DispatchPromises& promises = kTokenRows)
+      : StandardDispatchOutput(QuantRows::Plain(hidden), topk, promises) {}
 };
 
-// Answer to StandardDispatchOutput: rows weighted and summed over K by the runner.
+// Answer to StandardDispatchOutput: rows weighted and summed over K by the runner, or one row per
+// route if the dispatch asked for that.
 struct StandardCombineInput : CombineInput {
   static constexpr DispatchFormat kFormat = DispatchFormat::kStandard;
 
-  Rows hidden_states;  // [T, H]; [T * K, H] with routewise kTokenTopk (no_combine)
+  // [T, H]; [T * K, H] with routewise kTokenTopk (no_combine); [M, H'], H' <= H, with kExpanded
+  Rows hidden_states;
+  std::span<const int32_t> row_of_slot;  // kExpanded: [T * K] row of each slot, -1 = none
 
   explicit StandardCombineInput(Rows hidden, const DispatchPromises& kept = kTokenRows)
       : CombineInput{kFormat, kept}, hidden_states(hidden) {}
@@ -160,9 +183,10 @@ struct DeepepNormalDispatchOutput : DispatchOutput {
 struct DeepepNormalCombineInput : CombineInput {
   static constexpr DispatchFormat kFormat = DispatchFormat::kDeepepNormal;
 
-  Rows hidden_states;                   // [N, H]
-  std::span<const int32_t> topk_ids;    // as dispatched; the sender's with mori
-  std::span<const float> topk_weights;  // as topk_ids
+  Rows hidden_states;                    // [N, H]; [M, H'], H' <= H, with routewise kExpanded
+  std::span<const int32_t> topk_ids;     // as dispatched; the sender's with mori
+  std::span<const float> topk_weights;   // as topk_ids
+  std::span<const int32_t> row_of_slot;  // kExpanded: [N * K] row of each slot, -1 = none
 
   DeepepNormalCombineInput(Rows hidden, const DispatchPromises& kept)
       : CombineInput{kFormat, kept}, hidden_states(hidden) {}
@@ -222,7 +246,7 @@ void RequireRouting(const TopKOutput& topk, size_t num_rows, size_t layer_id);
 void RequireSlab(const DeepepLlDispatchOutput& slab, size_t num_experts, size_t layer_id);
 
 // Refuses a combine input that does not answer a dispatch: another format, another promise, or rows
-// that are still routewise.
+// that are routewise although the dispatch did not ask for that (or the other way round).
 // Errors: kInvalidArgument naming the layer, `dispatcher` and both sides.
 void CheckAnswer(const CombineInput& input, DispatchFormat format, const DispatchPromises& promises,
                  std::string_view dispatcher, size_t layer_id);

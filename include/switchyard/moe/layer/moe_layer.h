@@ -20,6 +20,14 @@ struct MoeLayerOptions {
   std::string act_dtype = "auto";  // of un-quantised products: auto, f32, bf16
   bool activation_quant = true;    // false: weight-only arithmetic where a scheme quantises them
   bool disable_fused = false;
+  // How rows travel between ranks (contract 3.1): auto, f32, bf16, fp8, int8, mxfp8, mxfp4. auto
+  // loses nothing.
+  std::string dispatch_dtype = "auto";
+  std::string combine_dtype = "auto";
+  // The ranks that share the layer's experts, or null for one rank. Not owned. Everything about the
+  // layer is then collective over them, and `weights` holds the experts of this rank only: the
+  // physical experts [r * P/R, (r + 1) * P/R).
+  ExpertParallel* ep = nullptr;
 };
 
 // What the model says about it.
@@ -34,7 +42,8 @@ struct MoeLayerConfig {
   size_t num_physical_experts = 0;
   std::string scheme_w13 = "unquant";
   std::string scheme_w2 = "unquant";
-  // Over the global ids, 1 = an expert of this rank; empty = all are (contract 3.2).
+  // Over the global ids, 1 = an expert of this rank; empty = all are, or, with
+  // MoeLayerOptions::ep, those of the rank's block (contract 3.2).
   std::vector<int32_t> expert_mask;
   size_t hidden_pad = 0;  // see MoeQuantInfo
   size_t intermediate_pad = 0;
@@ -83,24 +92,43 @@ class MoeLayer {
   // reference's quant_method.apply.
   // Errors: those of the runner.
   const CombineInput& Apply(ExecContext& context, const DispatchOutput& output) const {
-    return runner_->Run(context, output, quant_info_);
+    return PathNow().runner->Run(context, output, quant_info_);
   }
 
-  const MoeRunner& runner() const { return *runner_; }
-  const Dispatcher& dispatcher() const { return *dispatcher_; }
+  // Those of the phase that the ranks are in, where there is one for each.
+  const MoeRunner& runner() const { return *PathNow().runner; }
+  Dispatcher& dispatcher() const { return *PathNow().dispatcher; }
   const SchemeEntry& scheme_w13() const { return *scheme_w13_; }
   const SchemeEntry& scheme_w2() const { return *scheme_w2_; }
   const TopKConfig& topk() const { return config_.topk; }
   const ExpertWeights& weights() const { return weights_; }
 
+  // Puts other experts into the places of this rank (contract 7.4); the same number, shapes and
+  // formats. Between passes, on all ranks alike.
+  // Errors: those of the constructor about weights; the layer is then as before.
+  void ReplaceExperts(ExpertWeights weights);
+
  private:
+  // A dispatcher and the runner behind it.
+  struct Path {
+    std::unique_ptr<Dispatcher> dispatcher;
+    std::unique_ptr<MoeRunner> runner;
+  };
+  const Path& PathNow() const;
+  void ViewWeights();
+  Path MakePath(const Registry& registry, const MoeLayerOptions& options,
+                const DispatcherEntry& entry, std::string_view runner);
+  Rows RunExperts(ExecContext& context, ConstRows hidden, const TopKOutput& topk);
+
   MoeLayerConfig config_;
   ExpertWeights weights_;
   const SchemeEntry* scheme_w13_;
   const SchemeEntry* scheme_w2_;
   MoeQuantInfo quant_info_;
-  std::unique_ptr<Dispatcher> dispatcher_;
-  std::unique_ptr<MoeRunner> runner_;
+  ExpertParallel* ep_;
+  bool activation_quant_;
+  // One, or DeepEP's two: [0] for prefill, [1] for decode.
+  std::vector<Path> paths_;
   float weight_scale_ = 1.0f;  // routed_scaling_factor, where it goes into the weights
 };
 

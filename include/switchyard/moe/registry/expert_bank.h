@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -43,5 +45,18 @@ double BitsPerWeight(const ExpertBank& bank);
 // Errors: kInvalidArgument if the number of rows is odd; kUnsupported if up starts inside a block
 //   of scales, or rows that alternate share one.
 std::pair<ExpertBank, ExpertBank> SplitGateUp(const ExpertBank& w13, bool interleaved);
+
+// The experts slots[0], slots[1], … of `weights`, in this order: those of one rank. Refers to the
+// same bytes.
+// Errors: kInvalidArgument if there is no such expert.
+ExpertWeights PickExperts(const ExpertWeights& weights, std::span<const int32_t> slots);
+
+// Part `part` of `parts` equal ones of every expert, split on the intermediate size (MoE-TP): rows
+// of w1 and w3, columns of w2. The bias of w2 stays with part 0, so that it is added once. Refers
+// to the same bytes.
+//
+// Errors: kInvalidArgument if I is not a multiple of parts; kUnsupported if a part would start
+//   inside a block of scales, or, of 4-bit values, inside a byte.
+ExpertWeights SplitExperts(const ExpertWeights& weights, size_t part, size_t parts);
 
 }  // namespace switchyard::moe

@@ -175,10 +175,16 @@ class Registry {
 
   // Lookups by name or by pair.
   const DispatcherEntry& FindDispatcher(std::string_view name) const;
-  // The dispatcher of an a2a backend for a runner: the first of that backend whose format the
-  // runner takes ("none" is standard for aiter and ascend_tp for ascend).
+  // The dispatchers of an a2a backend for a runner: those whose format the runner takes ("none" is
+  // standard for aiter and ascend_tp for ascend), the first for prefill, the last for decode; one,
+  // unless the backend has one for each and `mode` is kAny.
   // Errors: kUnsupported naming both and what there is.
-  const DispatcherEntry& DispatcherFor(std::string_view a2a, std::string_view runner) const;
+  std::vector<const DispatcherEntry*> DispatchersFor(std::string_view a2a, std::string_view runner,
+                                                     DispatchMode mode = DispatchMode::kAny) const;
+  // The first of them.
+  const DispatcherEntry& DispatcherFor(std::string_view a2a, std::string_view runner) const {
+    return *DispatchersFor(a2a, runner).front();
+  }
   const RunnerEntry& FindRunner(std::string_view name) const;
   const PrePermuteEntry& FindPrePermute(DispatchFormat format, std::string_view runner) const;
   const PostPermuteEntry& FindPostPermute(std::string_view runner, DispatchFormat format) const;

@@ -41,7 +41,10 @@ struct AiterRunnerInput : RunnerInput {
 struct AiterRunnerOutput : RunnerOutput {
   static constexpr std::string_view kRunner = "aiter";
 
-  Rows hidden_states;  // [T, H] weighted and summed over K; [T * K, H] with no_combine
+  // [T, H] weighted and summed over K; [T * K, H] with no_combine; [M, H'], neither weighted nor
+  // summed, if the dispatch asked for one row per route (IsRoutewise).
+  Rows hidden_states;
+  std::span<const int32_t> row_of_slot;  // of routewise rows: [T * K] row of each slot, -1 = none
 
   explicit AiterRunnerOutput(const DispatchPromises& promises) : RunnerOutput{kRunner, promises} {}
 };

@@ -1,6 +1,8 @@
 // Runner "reference": the oracle of moe/oracle behind the runner interface.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "switchyard/moe/contract/runner.h"
@@ -23,7 +25,10 @@ struct ReferenceRunnerInput : RunnerInput {
 struct ReferenceRunnerOutput : RunnerOutput {
   static constexpr std::string_view kRunner = "reference";
 
-  Rows hidden_states;  // [T, H] weighted and summed over K; [T * K, H] with no_combine
+  // [T, H] weighted and summed over K; [T * K, H] with no_combine, or, neither weighted nor summed,
+  // if the dispatch asked for one row per route (IsRoutewise).
+  Rows hidden_states;
+  std::span<const int32_t> row_of_slot;  // of routewise rows: [T * K], -1 = skipped
 
   ReferenceRunnerOutput() : RunnerOutput{kRunner, kTokenRows} {}
 };

@@ -257,6 +257,11 @@ const RunnerOutput& AiterRunnerCore::Run(ExecContext& context, const RunnerInput
                          weights.w2);
 
   auto* output = context.arena.New<AiterRunnerOutput>(input.promises);
+  if (IsRoutewise(input.promises)) {
+    output->hidden_states = down;
+    output->row_of_slot = sorted.row_of_slot;
+    return *output;
+  }
   const size_t rows_per_token = config_.no_combine ? input.top_k : 1;
   output->hidden_states = input.output.data != nullptr
                               ? input.output

@@ -20,8 +20,7 @@ void CheckDeepepConfig(const MoeRunnerConfig& config, const DispatchOutput& outp
                             config.layer_id, DispatchFormatName(output.format), setting, why));
   };
   // A row of one route comes without its weight, and combine would apply it to the output.
-  if (config.apply_router_weight_on_input &&
-      output.promises.weights_applied_by == WeightsAppliedBy::kCombine)
+  if (config.apply_router_weight_on_input && output.promises.row_kind == RowKind::kExpanded)
     refuse("apply_router_weight_on_input",
            "cannot be: the dispatcher's combine applies the weights");
   if (config.no_combine) refuse("no_combine", "cannot be: the dispatcher's combine sums the rows");

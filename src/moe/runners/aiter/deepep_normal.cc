@@ -13,10 +13,6 @@
 namespace switchyard::moe::runners {
 namespace {
 
-// DeepEP's token rows; kTokenRows of the contract count experts of all ranks.
-constexpr DispatchPromises kLocalTokenRows{RowKind::kToken, WeightsAppliedBy::kRunner,
-                                           IdSpace::kLocal, SumsOwed::kNone};
-
 [[noreturn]] void Refuse(const MoeRunnerConfig& config, const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, fmt::format("layer {}: {}", config.layer_id, what));
 }
@@ -118,11 +114,9 @@ const AiterRunnerInput& PrePermute(ExecContext& context, const DeepepNormalDispa
   CheckDeepepConfig(config, normal);
   const bool mori = normal.mori != nullptr;
   const bool expanded = !mori && normal.promises.row_kind == RowKind::kExpanded;
-  RequirePromises(normal,
-                  mori       ? kTokenRows
-                  : expanded ? kExpandedRows
-                             : kLocalTokenRows,
-                  AiterRunnerInput::kRunner, config.layer_id);
+  DispatchPromises expected = mori ? kTokenRows : expanded ? kExpandedRows : kLocalTokenRows;
+  if (IsRoutewise(normal.promises)) expected = Routewise(expected);
+  RequirePromises(normal, expected, AiterRunnerInput::kRunner, config.layer_id);
   auto* input = context.arena.New<AiterRunnerInput>();
   input->promises = normal.promises;
   input->hidden_states = normal.hidden_states;
@@ -147,6 +141,10 @@ const DeepepNormalCombineInput& PostPermute(ExecContext& context, const AiterRun
       context.arena.New<DeepepNormalCombineInput>(output.hidden_states, output.promises);
   combine->topk_ids = state.Get<AiterCombineState>().topk_ids;
   combine->topk_weights = state.Get<AiterCombineState>().topk_weights;
+  if (IsRoutewise(output.promises)) {
+    combine->routewise = RoutewiseLayout::kExpanded;
+    combine->row_of_slot = output.row_of_slot;
+  }
   return *combine;
 }
 

@@ -9,7 +9,8 @@ namespace {
 const AiterRunnerInput& PrePermute(ExecContext& context, const StandardDispatchOutput& standard,
                                    const MoeQuantInfo& quant_info, const MoeRunnerConfig& config,
                                    RunningState&) {
-  RequirePromises(standard, kTokenRows, AiterRunnerInput::kRunner, config.layer_id);
+  RequirePromises(standard, IsRoutewise(standard.promises) ? Routewise(kTokenRows) : kTokenRows,
+                  AiterRunnerInput::kRunner, config.layer_id);
   RequireRouting(standard.topk_output, standard.hidden_states.rows, config.layer_id);
   auto* input = context.arena.New<AiterRunnerInput>();
   input->promises = standard.promises;
@@ -27,6 +28,10 @@ const StandardCombineInput& PostPermute(ExecContext& context, const AiterRunnerO
                                         RunningState&) {
   auto* combine = context.arena.New<StandardCombineInput>(output.hidden_states, output.promises);
   if (config.no_combine) combine->routewise = RoutewiseLayout::kTokenTopk;
+  if (IsRoutewise(output.promises)) {
+    combine->routewise = RoutewiseLayout::kExpanded;
+    combine->row_of_slot = output.row_of_slot;
+  }
   return *combine;
 }
 

@@ -1,0 +1,149 @@
+// What the dispatchers that move rows between ranks share: encoding, the exchange, and where each
+// result goes home to. They differ in how received rows are laid out for the runner.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "moe/dispatchers/layout.h"
+#include "moe/ep/row_channel.h"
+#include "quant/act_quant.h"
+#include "switchyard/moe/contract/dispatcher.h"
+#include "switchyard/moe/ep/expert_parallel.h"
+
+namespace switchyard::moe::dispatchers {
+
+// What tells one protocol from another.
+struct EpProtocol {
+  std::string_view name;  // registered name
+  DispatchFormat format;
+  std::string_view setting;  // that limits the tokens of a rank
+  size_t max_tokens = 0;     // the limit
+  bool to_all = false;       // every rank gets all tokens (all-gather)
+  bool elastic = false;      // a rank that does not answer is taken out
+};
+
+// Implements the stages over a RowChannel; a protocol implements Arrange and Answer.
+class EpDispatcher : public Dispatcher {
+ public:
+  // Errors: kFailedPrecondition without args.ep; kUnsupported for no_combine, or for experts that
+  //   are split over ranks (MoE-TP) behind a protocol other than standard.
+  EpDispatcher(const DispatcherArgs& args, const EpProtocol& protocol);
+
+  std::string_view name() const override { return protocol_.name; }
+  DispatchFormat format() const override { return protocol_.format; }
+  // Kinds whose rows have scales of their own.
+  bool CanSend(ActQuantKind kind) const override;
+  void SetQuantConfig(const DispatcherQuantConfig& config) override;
+
+ protected:
+  // Lays the received rows out. Sets promises() by way of the output.
+  virtual const DispatchOutput& Arrange(ExecContext& context, const ReceivedTokens& received) = 0;
+  // The runner's results: `rows` and where slot k of received token i is among them.
+  struct Answered {
+    ConstRows rows;
+    std::span<const int32_t> row_of;  // [N * K], -1 = not computed here
+    RowChannel::Sum sum = RowChannel::Sum::kRoutes;
+  };
+  virtual Answered Answer(ExecContext& context, const CombineInput& input) = 0;
+
+  void StartDispatch(ExecContext& context, ConstRows hidden, const TopKOutput& topk) override;
+  const DispatchOutput& FinishDispatch(ExecContext& context) override;
+  void StartCombine(ExecContext& context, const CombineInput& input) override;
+  Rows FinishCombine(ExecContext& context) override;
+  void Reset() noexcept override;
+  void SetPromises(const DispatchPromises& promises) { promises_ = promises; }
+
+  ExpertParallel& ep() const { return ep_; }
+  const MoeRunnerConfig& config() const { return config_; }
+  RowChannel& channel() const { return *channel_; }
+  const ReceivedTokens& received() const { return *received_; }
+  // Of this rank, as it was routed.
+  const TopKOutput& own_topk() const { return topk_; }
+  bool deterministic() const { return ep_.options().deterministic; }
+  size_t num_local() const { return config_.num_local_experts; }
+  // The id among this rank's experts, -1 = another's.
+  int32_t LocalId(int32_t id) const;
+
+  // Received row `row_of(place)` at each of `capacity` places that has one (row_of returns SIZE_MAX
+  // for none), codes and scales or f32 as the runner takes them.
+  template <typename RowOf>
+  QuantRows Collect(ExecContext& context, size_t capacity, const RowOf& row_of) const;
+  // Ids (local, or global as sent) and weights of received token rows. Weights of slots that are
+  // not of this rank are 0 with local ids.
+  struct Slots {
+    std::span<int32_t> ids;
+    std::span<float> weights;
+  };
+  Slots ReadSlots(ExecContext& context, IdSpace space) const;
+  // Received tokens as one row per route, grouped by the expert that computes it; rows of an expert
+  // by source rank and then token.
+  struct RouteRows {
+    std::span<int32_t> counts;    // [L] rows of each expert
+    std::span<int32_t> place_of;  // [N * K] place of each slot, -1 = another rank's
+    QuantRows rows;               // [capacity, H]
+  };
+  // Expert e's rows start at e * slab, or, with slab 0, behind those of e - 1.
+  RouteRows CollectRoutes(ExecContext& context, size_t slab) const;
+  // What answers token rows: one row per route, or one per token. `ids` [N * K] are those of the
+  // received tokens.
+  Answered AnswerTokens(ExecContext& context, ConstRows rows, RoutewiseLayout layout,
+                        std::span<const int32_t> row_of_slot, std::span<const int32_t> ids,
+                        IdSpace space) const;
+  // The exchange's second half, for rows that were received or are there anyway.
+  void SendHome(ExecContext& context, const Answered& answered, const ReceivedTokens& received,
+                OwnTokens own);
+
+ private:
+  QuantRows Encode(ExecContext& context, ConstRows hidden) const;
+
+  EpProtocol protocol_;
+  const MoeRunnerConfig config_;
+  ExpertParallel& ep_;
+  DispatcherQuantConfig wire_;
+  RowChannel* channel_ = nullptr;
+  const ReceivedTokens* received_ = nullptr;
+  TopKOutput topk_;
+  DispatchPromises promises_;
+};
+
+template <typename RowOf>
+QuantRows EpDispatcher::Collect(ExecContext& context, size_t capacity, const RowOf& row_of) const {
+  const WireLayout& wire = channel_->options().wire;
+  const ValueLayout& values = wire.values();
+  const bool decode = wire_.decode_on_arrival && values.meta.kind != ActQuantKind::kNone;
+  QuantRows rows = values.meta;
+  if (decode) rows = QuantRows::Plain(ConstRows(nullptr, 0, config_.hidden_size));
+  rows.rows = capacity;
+  const size_t data_bytes = BytesOf(rows.dtype, rows.cols);
+  rows.stride = WireUp(data_bytes);
+  std::byte* data = context.arena.AllocateSpan<std::byte>(capacity * rows.stride).data();
+  rows.data = data;
+  std::byte* scales = nullptr;
+  const size_t scale_bytes = decode ? 0 : values.scale_bytes;
+  if (scale_bytes != 0) {
+    scales = context.arena.AllocateSpan<std::byte>(capacity * scale_bytes).data();
+    rows.scale = scales;
+    rows.scale_stride = scale_bytes / DTypeBytes(rows.scale_dtype);
+  }
+  quant::ForEachRow(context, capacity, [&](size_t place) {
+    const size_t row = row_of(place);
+    if (row == SIZE_MAX) return;
+    const std::byte* from = wire.Values(received_->rows[row]);
+    if (decode) {
+      quant::DequantizeRow(values.View(from), 0,
+                           reinterpret_cast<float*>(data + place * rows.stride));
+      return;
+    }
+    std::memcpy(data + place * rows.stride, from, data_bytes);
+    if (scale_bytes != 0)
+      std::memcpy(scales + place * scale_bytes, from + values.data_bytes, scale_bytes);
+  });
+  return rows;
+}
+
+}  // namespace switchyard::moe::dispatchers
