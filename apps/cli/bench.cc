@@ -43,33 +43,27 @@ struct Rates {
   }
 };
 
-LoadedModel MakeRandomModel(const Options& options, const Settings& settings) {
+ModelRequest RequestOf(const Options& options) {
+  ModelRequest request;
+  request.model = options.model;
+  request.act_dtype = "auto";
+  request.max_sequences = options.batch;
+  if (options.shape.empty()) return request;
   const size_t colon = options.shape.find(':');
   const std::string name = options.shape.substr(0, colon);
   const std::string scheme = colon == std::string::npos ? "bf16" : options.shape.substr(colon + 1);
-  DType dtype = DType::kBF16;
   if (scheme == "f32") {
-    dtype = DType::kF32;
+    request.random_dtype = DType::kF32;
   } else if (scheme == "f16") {
-    dtype = DType::kF16;
+    request.random_dtype = DType::kF16;
   } else if (scheme != "bf16") {
     throw Error(
         ErrorCode::kUnsupported,
         fmt::format("--shape {}: this build has no scheme \"{}\"; there are: bf16, f16, f32", name,
                     scheme));
   }
-  const ModelConfig config = KnownShape(name, options.layers.value_or(0));
-  const double start = SecondsSinceStart();
-  LoadedModel loaded;
-  loaded.pool = MakeThreadPool(settings);
-  loaded.model = Model::Random(config, dtype, MakeModelOptions(settings, "auto"), *loaded.pool);
-  ExecutorOptions executor;
-  executor.context_length = settings.GetCount("ctx");
-  executor.max_sequences = options.batch;
-  executor.kv_dtype = KvDType(settings, loaded.model->activation_dtype());
-  loaded.executor = std::make_unique<Executor>(*loaded.model, *loaded.pool, executor);
-  loaded.load_seconds = SecondsSinceStart() - start;
-  return loaded;
+  request.random = KnownShape(name, options.layers.value_or(0));
+  return request;
 }
 
 std::vector<int32_t> RandomIds(size_t count, size_t vocab_size, uint64_t seed) {
@@ -148,12 +142,10 @@ int Run(const Options& options, const Settings& settings) {
     throw Error(ErrorCode::kInvalidArgument,
                 "--layers cuts a --shape; a checkpoint is measured whole");
   }
-  const LoadedModel loaded = options.shape.empty()
-                                 ? LoadModel(options.model, settings, "auto", options.batch)
-                                 : MakeRandomModel(options, settings);
+  const LoadedModel loaded = LoadModel(RequestOf(options), settings);
   const Model& model = *loaded.model;
   Executor& executor = *loaded.executor;
-  const size_t chunk = settings.GetCount("chunk");
+  const size_t chunk = PassTokens(loaded, settings);
   for (size_t length : {options.prompt, options.decode}) {
     if (length > executor.context_length()) {
       throw Error(ErrorCode::kInvalidArgument,

@@ -117,6 +117,9 @@ ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dty
   ModelOptions options;
   options.moe.runner = settings.Get("moe-runner");
   options.moe.a2a = settings.Get("moe-a2a");
+  options.moe.dispatch_dtype = settings.Get("moe-dispatch-dtype");
+  options.moe.combine_dtype = settings.Get("moe-combine-dtype");
+  options.num_redundant_experts = settings.GetCount("ep-num-redundant-experts");
   options.moe.act_dtype =
       settings.IsDefault("act-dtype") ? std::string(act_dtype) : settings.Get("act-dtype");
   options.moe.disable_fused = settings.GetFlag("disable-fused-moe");
@@ -132,29 +135,66 @@ DType KvDType(const Settings& settings, DType activation_dtype) {
   return activation_dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
 }
 
-LoadedModel LoadModel(const std::string& model, const Settings& settings,
-                      std::string_view act_dtype, size_t max_sequences) {
+LoadedModel LoadModel(const ModelRequest& request, const Settings& settings) {
   const double start = SecondsSinceStart();
   LoadedModel loaded;
-  loaded.files = OpenModelFiles(model);
   loaded.pool = MakeThreadPool(settings);
-  ModelOptions options = MakeModelOptions(settings, act_dtype);
-  loaded.model = Model::Load(loaded.files, options, *loaded.pool);
+  const std::string name = request.random ? request.random->architecture : request.model;
+  loaded.ranks = ModelRanks::Make(settings, name, request.max_sequences);
   ExecutorOptions executor;
+  OnAllRanks([&] {
+    ModelOptions options = MakeModelOptions(settings, request.act_dtype);
+    if (loaded.ranks != nullptr) options.moe.ep = &loaded.ranks->ep();
+    if (request.random) {
+      loaded.model = Model::Random(*request.random, request.random_dtype, options, *loaded.pool);
+    } else {
+      loaded.files = OpenModelFiles(request.model);
+      loaded.model = Model::Load(loaded.files, options, *loaded.pool);
+    }
+  });
   executor.context_length = settings.GetCount("ctx");
-  executor.max_sequences = max_sequences;
+  executor.max_sequences = request.max_sequences;
   executor.kv_dtype = KvDType(settings, loaded.model->activation_dtype());
+  if (loaded.ranks != nullptr) {
+    executor.ep = &loaded.ranks->ep();
+    executor.max_pass_tokens = loaded.ranks->max_pass_tokens();
+    executor.is_dead = [ranks = loaded.ranks.get()](size_t rank) { return ranks->IsDead(rank); };
+  }
   loaded.executor = std::make_unique<Executor>(*loaded.model, *loaded.pool, executor);
   loaded.load_seconds = SecondsSinceStart() - start;
   Log(LogLevel::kInfo, "model loaded",
-      {{"model", loaded.files->description()},
+      {{"model", loaded.files == nullptr ? name : loaded.files->description()},
        {"architecture", loaded.model->config().architecture},
        {"context", std::to_string(loaded.executor->context_length())},
        {"seconds", fmt::format("{:.3f}", loaded.load_seconds)}});
-  return loaded;
+  if (IsFirstRank()) return loaded;
+  loaded.executor->Follow();
+  // All ranks free in the same order, and before an exception is under way.
+  loaded.executor.reset();
+  loaded.model.reset();
+  loaded.ranks.reset();
+  throw FollowerDone();
 }
 
-std::string ReadFile(const std::string& path) {
+size_t PassTokens(const LoadedModel& loaded, const Settings& settings, size_t others) {
+  const size_t most = loaded.executor->ClampPass(settings.GetCount("chunk") + others);
+  return most > others ? most - others : 1;
+}
+
+namespace {
+
+// Standard input is rank 0's; the others get what it read.
+std::string ShareText(const std::function<std::string()>& read) {
+  ProcessGroup* world = World();
+  if (world == nullptr || world->size() == 1) return read();
+  std::string text;
+  OnAllRanks([&] {
+    if (world->rank() == 0) text = read();
+  });
+  return AllGatherText(*world, text, Deadline::Never("standard input"))[0];
+}
+
+std::string ReadWhole(const std::string& path) {
   const std::string what = path == "-" ? "standard input" : path;
   std::FILE* file = path == "-" ? stdin : std::fopen(path.c_str(), "rb");
   const auto refuse = [&] {
@@ -172,6 +212,13 @@ std::string ReadFile(const std::string& path) {
   errno = error;
   if (failed) refuse();
   return content;
+}
+
+}  // namespace
+
+std::string ReadFile(const std::string& path) {
+  if (path == "-") return ShareText([&] { return ReadWhole(path); });
+  return ReadWhole(path);
 }
 
 std::string Printable(std::string_view text) {

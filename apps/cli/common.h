@@ -3,10 +3,12 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ranks.h"
 #include "switchyard/core/settings.h"
 #include "switchyard/core/thread_pool.h"
 #include "switchyard/engine/executor.h"
@@ -43,15 +45,30 @@ DType KvDType(const Settings& settings, DType activation_dtype);
 
 // A model ready to compute.
 struct LoadedModel {
-  std::shared_ptr<const ModelFiles> files;
+  std::shared_ptr<const ModelFiles> files;  // null for random weights
   std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<ModelRanks> ranks;  // null on one rank
   std::unique_ptr<Model> model;
   std::unique_ptr<Executor> executor;
   double load_seconds = 0;
 };
-// `act_dtype`: the verb's default. Errors: all those of loading.
-LoadedModel LoadModel(const std::string& model, const Settings& settings,
-                      std::string_view act_dtype, size_t max_sequences = 1);
+// What LoadModel loads.
+struct ModelRequest {
+  std::string model;           // a folder, or empty
+  std::string_view act_dtype;  // the verb's default
+  size_t max_sequences = 1;
+  // Instead of the model: random weights in this shape.
+  std::optional<ModelConfig> random = {};
+  DType random_dtype = DType::kBF16;
+};
+// Under mpirun only rank 0 returns: the others compute what it asks for until its executor is
+// destroyed, and end by FollowerDone.
+// Errors: all those of loading, on any rank.
+LoadedModel LoadModel(const ModelRequest& request, const Settings& settings);
+
+// Prompt tokens of one pass: the setting, or what the exchange between ranks takes beside
+// `others` sequences that decode.
+size_t PassTokens(const LoadedModel& loaded, const Settings& settings, size_t others = 0);
 
 // The whole content of a file, "-" = standard input. Errors: kNotFound naming it.
 std::string ReadFile(const std::string& path);

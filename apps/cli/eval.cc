@@ -20,7 +20,7 @@ struct Options {
 int Run(const Options& options, const Settings& settings) {
   const std::string text = ReadFile(options.text);
   RequireUtf8(text, options.text);
-  const LoadedModel loaded = LoadModel(options.model, settings, "f32");
+  const LoadedModel loaded = LoadModel({.model = options.model, .act_dtype = "f32"}, settings);
   const std::shared_ptr<const Tokenizer> tokenizer = OpenTokenizer(*loaded.files);
   // The text as one string, nothing added and nothing in it a control token.
   const std::vector<int32_t> ids =
@@ -29,7 +29,7 @@ int Run(const Options& options, const Settings& settings) {
   const double start = SecondsSinceStart();
   const PerplexityResult result = Perplexity(
       *loaded.executor, ids,
-      {.window = options.window, .stride = options.stride, .chunk = settings.GetCount("chunk")},
+      {.window = options.window, .stride = options.stride, .chunk = PassTokens(loaded, settings)},
       [&](size_t done, size_t all) {
         if (show_progress)
           fmt::print(stderr, "\r{} of {} tokens{}", done, all, done == all ? "\n" : "");

@@ -182,7 +182,7 @@ int InspectRouting(const RoutingOptions& options, const Settings& settings) {
   const std::string text = ReadFile(options.text);
   RequireUtf8(text, options.text);
   if (options.has_html) RequireGoodPage(options);
-  const LoadedModel loaded = LoadModel(options.model, settings, "auto");
+  const LoadedModel loaded = LoadModel({.model = options.model, .act_dtype = "auto"}, settings);
   const ModelConfig& config = loaded.model->config();
   if (config.num_moe_layers() == 0) {
     throw Error(ErrorCode::kInvalidArgument,

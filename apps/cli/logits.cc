@@ -129,7 +129,7 @@ int Run(const Options& options, const Settings& settings) {
     throw Error(ErrorCode::kInvalidArgument, "there are no token ids to compute logits for");
   RequireWritable("--output", options.output);
   RequireOutsideModel(options.output, options.model);
-  const LoadedModel loaded = LoadModel(options.model, settings, "f32");
+  const LoadedModel loaded = LoadModel({.model = options.model, .act_dtype = "f32"}, settings);
   const ModelConfig& config = loaded.model->config();
   for (size_t layer : options.hidden) {
     if (layer >= config.layers.size()) {
@@ -142,7 +142,7 @@ int Run(const Options& options, const Settings& settings) {
   std::vector<float> logits;
   ReserveLogits(logits, ids.size() * config.vocab_size);
   const SequenceId sequence = loaded.executor->Start(ids.size());
-  const size_t chunk = settings.GetCount("chunk");
+  const size_t chunk = PassTokens(loaded, settings);
   for (size_t at = 0; at < ids.size(); at += chunk) {
     const ExecutorChunk piece{
         sequence, std::span(ids).subspan(at, std::min(chunk, ids.size() - at)), LogitsWanted::kAll};

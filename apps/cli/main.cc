@@ -6,10 +6,13 @@
 
 #include <cstdio>
 #include <exception>
+#include <iostream>
 #include <new>
+#include <sstream>
 #include <vector>
 
 #include "common.h"
+#include "ranks.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/log.h"
 #include "verb.h"
@@ -21,15 +24,16 @@ struct VerbRow {
   const char* name;
   const char* help;
   VerbSetup set_up;
+  bool on_all_ranks = false;  // under mpirun
 };
 constexpr VerbRow kVerbs[] = {
-    {"run", "generate text, or chat", &SetUpRun},
-    {"bench", "measure prefill and decode beside this machine's limits", &SetUpBench},
-    {"eval", "perplexity of a text", &SetUpEval},
-    {"logits", "logits of every position, to a file", &SetUpLogits},
+    {"run", "generate text, or chat", &SetUpRun, true},
+    {"bench", "measure prefill and decode beside this machine's limits", &SetUpBench, true},
+    {"eval", "perplexity of a text", &SetUpEval, true},
+    {"logits", "logits of every position, to a file", &SetUpLogits, true},
     {"tokenize", "text to token ids and back, chat templates", &SetUpTokenize},
-    {"inspect", "what is in a checkpoint and how it would be computed", &SetUpInspect},
-    {"replay", "compute recorded MoE-layer cases again and compare", &SetUpReplay},
+    {"inspect", "what is in a checkpoint and how it would be computed", &SetUpInspect, true},
+    {"replay", "compute recorded MoE-layer cases again and compare", &SetUpReplay, true},
     {"info", "this machine and this build", &SetUpInfo},
     {"config", "every setting, its value and where it came from", &SetUpConfig},
 };
@@ -69,11 +73,15 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
+    std::ostringstream others;
+    const bool first = IsFirstRank();
+    return app.exit(e, first ? std::cout : others, first ? std::cerr : others) == 0 ? 0 : 2;
   }
-  InstallLog(settings.Get("log-level"));
-  for (const auto& [verb, run] : verbs) {
-    if (verb->parsed()) return run();
+  InstallLog(IsFirstRank() ? settings.Get("log-level") : "off");
+  for (size_t i = 0; i < verbs.size(); ++i) {
+    if (!verbs[i].first->parsed()) continue;
+    // What needs no model is rank 0's alone.
+    return IsFirstRank() || kVerbs[i].on_all_ranks ? verbs[i].second() : 0;
   }
   return 2;
 }
@@ -90,7 +98,9 @@ int CheckOutput(int status) {
 
 int main(int argc, char** argv) {
   try {
-    return switchyard::cli::CheckOutput(switchyard::cli::Main(argc, argv));
+    return switchyard::cli::RunOnRanks(argc, argv, [&] {
+      return switchyard::cli::CheckOutput(switchyard::cli::Main(argc, argv));
+    });
   } catch (const switchyard::Error& e) {
     fmt::print(stderr, "switchyard: {}: {}\n", switchyard::ErrorCodeName(e.code()),
                switchyard::cli::Printable(e.message()));

@@ -93,10 +93,10 @@ class Talker {
  public:
   Talker(const Options& options, const Settings& settings)
       : options_(options),
-        loaded_(LoadModel(options.model, settings, "auto")),
+        loaded_(LoadModel({.model = options.model, .act_dtype = "auto"}, settings)),
         tokenizer_(OpenTokenizer(*loaded_.files)),
         engine_(*loaded_.executor,
-                {.prefill_chunk = settings.GetCount("chunk"), .max_sequences = 1}) {
+                {.prefill_chunk = PassTokens(loaded_, settings), .max_sequences = 1}) {
     const GenerationDefaults defaults = ReadGenerationConfig(*loaded_.files);
     sampling_ = MakeSampling(options, defaults);
     stop_ids_ = StopIds(loaded_.model->config(), defaults, *tokenizer_);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "kernels/activations/activations.h"
 #include "kernels/convert/convert.h"
@@ -22,6 +23,7 @@
 #include "switchyard/core/macros.h"
 #include "switchyard/core/memory.h"
 #include "switchyard/model/checkpoint.h"
+#include "switchyard/moe/ep/expert_parallel.h"
 #include "switchyard/moe/layer/register_builtins.h"
 
 namespace switchyard {
@@ -98,6 +100,48 @@ std::vector<std::string> FindBadTensors(const std::vector<TensorView>& views,
   return messages;
 }
 
+// Where the experts of a model live when it starts.
+moe::ExpertLocation StartLocation(const ModelConfig& config, const ModelOptions& options) {
+  moe::ExpertLocationSizes sizes;
+  sizes.num_layers = config.num_moe_layers();
+  sizes.num_logical = config.num_experts;
+  sizes.num_physical = config.num_experts + options.num_redundant_experts;
+  if (options.moe.ep != nullptr) {
+    const ProcessGroup& ranks = options.moe.ep->groups().moe_ep();
+    sizes.ep_size = ranks.size();
+    // Nodes count where each has as many ranks.
+    size_t nodes = 1;
+    for (size_t rank = 0; rank < ranks.size(); ++rank)
+      nodes = std::max(nodes, ranks.NodeOf(rank) + 1);
+    if (ranks.size() % nodes == 0) sizes.num_nodes = nodes;
+  }
+  const size_t rest = sizes.num_physical % sizes.ep_size;
+  if (rest != 0 || sizes.num_physical < sizes.ep_size) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} experts of a layer{} cannot be divided evenly among {} ranks; take "
+                            "another number of ranks or --moe-ep-size, or copies "
+                            "(--ep-num-redundant-experts {})",
+                            config.num_experts,
+                            options.num_redundant_experts == 0
+                                ? ""
+                                : fmt::format(" and {} copies", options.num_redundant_experts),
+                            sizes.ep_size, options.num_redundant_experts + sizes.ep_size - rest));
+  }
+  return moe::ExpertLocation::Trivial(sizes);
+}
+
+// The experts of this rank.
+ExpertShare ShareOf(const moe::ExpertLocation& location, const moe::ExpertParallel* ep) {
+  ExpertShare share;
+  if (ep == nullptr) return share;
+  const size_t local = location.sizes().num_physical / ep->ep_size();
+  const auto experts = location.PhysicalToLogical(0).subspan(ep->ep_rank() * local, local);
+  share.experts.assign(experts.begin(), experts.end());
+  share.tp_part = ep->moe_tp_rank();
+  share.tp_parts = ep->moe_tp_size();
+  return share;
+}
+
 }  // namespace
 
 std::vector<KvGroup> PlanKvGroups(const ModelConfig& config) {
@@ -119,7 +163,9 @@ struct Model::Impl {
   std::unique_ptr<Checkpoint> checkpoint;             // of a loaded model
   std::shared_ptr<const MappedMemory> random_memory;  // of a random one
   TransformerWeights weights;
+  std::optional<moe::ExpertLocation> location;
   std::vector<std::unique_ptr<moe::MoeLayer>> moe_layers;  // one per layer, nullptr for dense ones
+  std::vector<size_t> moe_index;                           // of each layer among the MoE layers
   std::vector<float> frequencies;  // of rope kinds that are the same for all sequences
   std::vector<std::string> bad_tensors;
 
@@ -136,6 +182,7 @@ struct Model::Impl {
                           const RopeTable& rope, Rows q, Rows k, Rows v) const;
   Rows RunDense(ExecContext& context, const DenseMlpWeights& dense, ConstRows x) const;
   Rows RunMoe(ExecContext& context, size_t index, ConstRows x, ForwardObserver* observer) const;
+  void ServeOthers(ExecContext& context) const;
   Rows Head(ExecContext& context, std::span<const SequenceChunk> chunks, ConstRows x) const;
 };
 
@@ -153,19 +200,19 @@ std::unique_ptr<Model> Model::Load(std::shared_ptr<const ModelFiles> files,
   impl->config = ReadConfig(*files);
   impl->options = options;
   impl->checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(std::move(files)));
-  // Every view that the model takes, for the scan.
+  impl->location = StartLocation(impl->config, options);
+  // Every view that the model reads, for the scan.
   class Recorder : public CheckpointSource {
    public:
     using CheckpointSource::CheckpointSource;
-    TensorView Take(std::string_view name, const Shape& shape) override {
-      views.push_back(CheckpointSource::Take(name, shape));
+    void Use(std::string_view name, const TensorView& part) override {
+      views.push_back(part);
       names.emplace_back(name);
-      return views.back();
     }
     std::vector<TensorView> views;
     std::vector<std::string> names;
   } source(*impl->checkpoint);
-  impl->weights = BindWeights(impl->config, source);
+  impl->weights = BindWeights(impl->config, source, ShareOf(*impl->location, options.moe.ep));
   if (options.check_values) {
     impl->bad_tensors = FindBadTensors(source.views, source.names, pool);
     constexpr size_t kShown = 5;
@@ -185,14 +232,16 @@ std::unique_ptr<Model> Model::Random(const ModelConfig& config, DType dtype,
   auto impl = std::make_unique<Impl>();
   impl->config = config;
   impl->options = options;
-  const size_t bytes = RandomWeightBytes(config, dtype);
+  impl->location = StartLocation(config, options);
+  const ExpertShare share = ShareOf(*impl->location, options.moe.ep);
+  const size_t bytes = RandomWeightBytes(config, dtype, share);
   if (const size_t available = AvailableBytes(); available != 0 && bytes > available) {
     throw Error(ErrorCode::kResourceExhausted,
                 fmt::format("random weights of this shape take {} bytes, {} are available", bytes,
                             available));
   }
   RandomSource source(dtype, bytes, pool);
-  impl->weights = BindWeights(config, source);
+  impl->weights = BindWeights(config, source, share);
   impl->random_memory = source.memory();
   impl->Build();
   return std::unique_ptr<Model>(new Model(std::move(impl)));
@@ -203,8 +252,11 @@ void Model::Impl::Build() {
     frequencies = InverseFrequencies(config.rope, config.max_positions);
   ActFor(weights.head);  // refuses an act dtype that no kernel has
   moe_layers.resize(config.layers.size());
+  moe_index.resize(config.layers.size());
+  size_t num_moe = 0;
   for (size_t i = 0; i < config.layers.size(); ++i) {
     if (!config.layers[i].is_moe) continue;
+    moe_index[i] = num_moe++;
     moe::MoeLayerConfig layer;
     layer.topk.num_experts = config.num_experts;
     layer.topk.top_k = config.top_k;
@@ -212,6 +264,7 @@ void Model::Impl::Build() {
     layer.topk.renormalize = config.renormalize;
     layer.runner.layer_id = i;
     layer.runner.activation = config.activation;
+    layer.num_physical_experts = location->sizes().num_physical;
     moe_layers[i] = std::make_unique<moe::MoeLayer>(moe::BuiltinRegistry(), layer, options.moe,
                                                     std::move(weights.layers[i].experts));
   }
@@ -223,6 +276,17 @@ DType Model::Impl::ActFor(const AttentionWeights& attention) const {
   return same ? act : DType::kF32;
 }
 
+namespace {
+
+void CheckToken(const ModelConfig& config, int32_t id, size_t position) {
+  if (id >= 0 && static_cast<size_t>(id) < config.vocab_size) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("token {} at position {} is outside the vocabulary of {} entries", id,
+                          position, config.vocab_size));
+}
+
+}  // namespace
+
 Rows Model::Impl::Embed(ExecContext& context, std::span<const SequenceChunk> chunks) const {
   size_t num_tokens = 0;
   for (const SequenceChunk& chunk : chunks) num_tokens += chunk.tokens.size();
@@ -231,11 +295,7 @@ Rows Model::Impl::Embed(ExecContext& context, std::span<const SequenceChunk> chu
   for (const SequenceChunk& chunk : chunks) {
     for (size_t t = 0; t < chunk.tokens.size(); ++t) {
       const int32_t id = chunk.tokens[t];
-      if (id < 0 || static_cast<size_t>(id) >= config.vocab_size) {
-        throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("token {} at position {} is outside the vocabulary of {} entries",
-                                id, chunk.position + t, config.vocab_size));
-      }
+      switchyard::CheckToken(config, id, chunk.position + t);
       kernels::ConvertToF32(weights.embedding.RowAt(static_cast<size_t>(id)),
                             weights.embedding.dtype, config.hidden_size, x.Row(row++));
     }
@@ -311,7 +371,15 @@ Rows Model::Impl::RunMoe(ExecContext& context, size_t index, ConstRows x,
   const Rows logits = context.arena.AllocateRows(x.rows, config.num_experts);
   quant::Linear(context, x, DType::kF32, {weights.layers[index].router, nullptr, logits});
   moe::RoutingRecord record;
-  const Rows out = moe_layers[index]->Forward(context, x, logits, &record);
+  moe::TopKInputs inputs;
+  moe::ExpertPlacement placement;
+  if (location->sizes().num_physical != config.num_experts) {
+    placement = location->Placement(moe_index[index],
+                                    options.moe.ep == nullptr ? 0 : options.moe.ep->ep_rank(),
+                                    moe::DefaultDispatchAlgorithm(options.moe.a2a));
+    inputs.placement = &placement;
+  }
+  const Rows out = moe_layers[index]->Forward(context, x, logits, &record, inputs);
   if (observer != nullptr) observer->OnRouting(index, record.topk);
   return out;
 }
@@ -346,7 +414,10 @@ Rows Model::Forward(ExecContext& context, std::span<const SequenceChunk> chunks,
   const Impl& impl = *impl_;
   SY_CHECK_EQ(cache.layers.size(), impl.config.layers.size());
   const Rows x = impl.Embed(context, chunks);
-  if (x.rows == 0) return Rows(nullptr, 0, impl.config.vocab_size);
+  if (x.rows == 0) {
+    impl.ServeOthers(context);
+    return Rows(nullptr, 0, impl.config.vocab_size);
+  }
   const RopeTable rope = MakeRopeTable(context, impl.config.rope, impl.frequencies, chunks, x.rows);
   for (size_t i = 0; i < impl.config.layers.size(); ++i) {
     impl.RunAttention(context, chunks, cache, i, rope, x);
@@ -362,7 +433,38 @@ Rows Model::Forward(ExecContext& context, std::span<const SequenceChunk> chunks,
   return impl.Head(context, chunks, x);
 }
 
+// A pass without tokens of its own: the experts of this rank still compute those of the others.
+void Model::Impl::ServeOthers(ExecContext& context) const {
+  if (options.moe.ep == nullptr || options.moe.ep->options().tokens_are_replicated) return;
+  const Rows none(nullptr, 0, config.hidden_size);
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    const ArenaScope scope(context.arena);
+    if (config.layers[i].is_moe) RunMoe(context, i, none, nullptr);
+  }
+}
+
 const ModelConfig& Model::config() const { return impl_->config; }
+const moe::ExpertLocation& Model::expert_location() const { return *impl_->location; }
+bool Model::is_elastic() const {
+  return impl_->options.moe.a2a == "mooncake" || impl_->options.moe.a2a == "nixl";
+}
+size_t Model::max_tokens_per_rank() const {
+  const moe::ExpertParallel* ep = impl_->options.moe.ep;
+  if (ep == nullptr) return SIZE_MAX;
+  const bool low_latency_only = is_elastic() || impl_->options.moe.a2a == "ascend_fuseep" ||
+                                (impl_->options.moe.a2a == "deepep" &&
+                                 ep->options().deepep_mode == moe::DeepepMode::kLowLatency);
+  return low_latency_only ? ep->options().num_max_dispatch_tokens_per_rank
+                          : ep->options().max_tokens_per_rank;
+}
+void Model::CheckToken(int32_t token, size_t position) const {
+  switchyard::CheckToken(impl_->config, token, position);
+}
+const moe::ExpertWeights& Model::experts(size_t moe_layer) const {
+  size_t layer = 0;
+  while (impl_->moe_layers[layer] == nullptr || impl_->moe_index[layer] != moe_layer) ++layer;
+  return impl_->moe_layers[layer]->weights();
+}
 const std::vector<std::string>& Model::bad_tensors() const { return impl_->bad_tensors; }
 DType Model::weight_dtype() const {
   for (const auto& layer : impl_->moe_layers) {

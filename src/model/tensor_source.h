@@ -19,6 +19,11 @@ class TensorSource {
   // The view may have no data until Finish has passed: problems are collected, so that one error
   // can list them all.
   virtual TensorView Take(std::string_view name, const Shape& shape) = 0;
+  // A tensor that must be there, but whose data is another rank's.
+  virtual void Skip(std::string_view name, const Shape& shape) = 0;
+  // `part` of a tensor that was taken will be read: all that is, where ranks share a model. Its
+  // data may be missing until Finish has passed.
+  virtual void Use(std::string_view /*name*/, const TensorView& /*part*/) {}
   virtual void Ignore(std::string_view name, std::string_view reason) = 0;
   // Errors: kCorruptData naming every tensor that is missing, left over, or of the wrong shape or
   //   type.
@@ -33,6 +38,7 @@ class CheckpointSource : public TensorSource {
   TensorView Take(std::string_view name, const Shape& shape) override {
     return checkpoint_.Take(name, shape);
   }
+  void Skip(std::string_view name, const Shape& shape) override { checkpoint_.Take(name, shape); }
   void Ignore(std::string_view name, std::string_view reason) override {
     checkpoint_.Ignore(name, reason);
   }
@@ -51,6 +57,7 @@ class RandomSource : public TensorSource {
   RandomSource(DType dtype, size_t total_bytes, ThreadPool& pool);
   bool Has(std::string_view name) const override;
   TensorView Take(std::string_view name, const Shape& shape) override;
+  void Skip(std::string_view, const Shape&) override {}
   void Ignore(std::string_view, std::string_view) override {}
   void Finish() override {}
 

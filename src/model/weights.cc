@@ -26,7 +26,12 @@ constexpr std::array<std::string_view, 2> kMoeBlockNames = {"mlp", "block_sparse
 
 class Binder {
  public:
-  Binder(const ModelConfig& config, TensorSource& source) : config_(config), source_(source) {}
+  Binder(const ModelConfig& config, TensorSource& source, const ExpertShare& share)
+      : config_(config), source_(source), share_(share), is_mine_(config.num_experts, true) {
+    if (share.experts.empty()) return;
+    is_mine_.assign(config.num_experts, false);
+    for (int32_t expert : share.experts) is_mine_.at(static_cast<size_t>(expert)) = true;
+  }
 
   TransformerWeights Bind() {
     TransformerWeights weights;
@@ -48,12 +53,14 @@ class Binder {
  private:
   WeightMatrix Matrix(const std::string& name, size_t rows, size_t cols) {
     const TensorView view = source_.Take(name, {rows, cols});
+    source_.Use(name, view);
     return {view.data, view.dtype, rows, cols, cols};
   }
 
   // `values` is filled when all tensors are known to be there; its address must stay.
   void Vector(const std::string& name, size_t size, std::vector<float>& values) {
     vectors_.emplace_back(source_.Take(name, {size}), &values);
+    source_.Use(name, vectors_.back().first);
   }
 
   void BindHead(TransformerWeights& weights) {
@@ -124,6 +131,8 @@ class Binder {
     } else {
       BindSeparateExperts(block + "experts.", experts);
     }
+    if (!share_.experts.empty()) experts = moe::PickExperts(experts, share_.experts);
+    experts = moe::SplitExperts(experts, share_.tp_part, share_.tp_parts);
   }
 
   // Banks [E, 2I, H] (gate rows, then up rows) and [E, H, I], as transformers 5 holds them.
@@ -134,11 +143,21 @@ class Binder {
     const TensorView gate_up = source_.Take(prefix + "gate_up_proj", {count, 2 * inner, hidden});
     const TensorView down = source_.Take(prefix + "down_proj", {count, hidden, inner});
     SetShape(experts, gate_up.dtype, down.dtype);
-    const size_t matrix_bytes = inner * hidden * DTypeBytes(gate_up.dtype);
+    // Expert e of a bank of `rows` x `cols` matrices.
+    const auto matrix = [](const TensorView& bank, size_t e, size_t rows, size_t cols) {
+      return TensorView{bank.data + e * rows * cols * DTypeBytes(bank.dtype), bank.dtype,
+                        Shape{rows, cols}};
+    };
     for (size_t e = 0; e < count; ++e) {
-      experts.w1.data.push_back(gate_up.data + 2 * e * matrix_bytes);
-      experts.w3.data.push_back(gate_up.data + (2 * e + 1) * matrix_bytes);
-      experts.w2.data.push_back(down.data + e * inner * hidden * DTypeBytes(down.dtype));
+      const TensorView both = matrix(gate_up, e, 2 * inner, hidden);
+      const TensorView last = matrix(down, e, hidden, inner);
+      if (is_mine_[e]) {
+        source_.Use(prefix + "gate_up_proj", both);
+        source_.Use(prefix + "down_proj", last);
+      }
+      experts.w1.data.push_back(both.data);
+      experts.w3.data.push_back(both.data + both.NumElements() / 2 * DTypeBytes(both.dtype));
+      experts.w2.data.push_back(last.data);
     }
   }
 
@@ -161,21 +180,31 @@ class Binder {
     }
     const size_t hidden = experts.hidden_size;
     const size_t inner = experts.intermediate_size;
+    bool is_first = true;
     for (size_t e = 0; e < config_.num_experts; ++e) {
       const auto take = [&](std::string_view name, size_t rows, size_t cols) {
-        return source_.Take(fmt::format("{}{}.{}.weight", prefix, e, name), {rows, cols});
+        const std::string full = fmt::format("{}{}.{}.weight", prefix, e, name);
+        if (!is_mine_[e]) {
+          source_.Skip(full, {rows, cols});
+          return TensorView{};
+        }
+        const TensorView view = source_.Take(full, {rows, cols});
+        source_.Use(full, view);
+        return view;
       };
       const TensorView gate = take(names.gate, inner, hidden);
       const TensorView up = take(names.up, inner, hidden);
       const TensorView down = take(names.down, hidden, inner);
-      if (e == 0) SetShape(experts, gate.dtype, down.dtype);
+      experts.w1.data.push_back(gate.data);
+      experts.w3.data.push_back(up.data);
+      experts.w2.data.push_back(down.data);
+      if (!is_mine_[e]) continue;
+      if (is_first) SetShape(experts, gate.dtype, down.dtype);
+      is_first = false;
       const std::string name = fmt::format("{}{}", prefix, e);
       same_type_.push_back({name, experts.w1.format.dtype, gate.dtype});
       same_type_.push_back({name, experts.w1.format.dtype, up.dtype});
       same_type_.push_back({name, experts.w2.format.dtype, down.dtype});
-      experts.w1.data.push_back(gate.data);
-      experts.w3.data.push_back(up.data);
-      experts.w2.data.push_back(down.data);
     }
   }
 
@@ -187,15 +216,18 @@ class Binder {
   void RequireSameTypes() const {
     for (const SameType& pair : same_type_) {
       if (pair.expected == pair.found) continue;
-      throw Error(ErrorCode::kUnsupported,
-                  fmt::format("{}: its weights are {}, those of expert 0 are {}; experts of a "
-                              "layer must share one type",
-                              pair.expert, DTypeName(pair.found), DTypeName(pair.expected)));
+      throw Error(
+          ErrorCode::kUnsupported,
+          fmt::format("{}: its weights are {}, those of the first expert are {}; experts of a "
+                      "layer must share one type",
+                      pair.expert, DTypeName(pair.found), DTypeName(pair.expected)));
     }
   }
 
   const ModelConfig& config_;
   TensorSource& source_;
+  const ExpertShare& share_;
+  std::vector<bool> is_mine_;  // [E]
   std::vector<std::pair<TensorView, std::vector<float>*>>
       vectors_;  // checked and read when all tensors are known to be there
   std::vector<SameType> same_type_;
@@ -215,6 +247,7 @@ class CountingSource : public TensorSource {
     bytes_ += (count * DTypeBytes(dtype_) + 63) / 64 * 64;
     return {nullptr, dtype_, Shape{0}};
   }
+  void Skip(std::string_view, const Shape&) override {}
   void Ignore(std::string_view, std::string_view) override {}
   void Finish() override {}
   size_t bytes() const { return bytes_; }
@@ -226,13 +259,14 @@ class CountingSource : public TensorSource {
 
 }  // namespace
 
-TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source) {
-  return Binder(config, source).Bind();
+TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source,
+                               const ExpertShare& share) {
+  return Binder(config, source, share).Bind();
 }
 
-size_t RandomWeightBytes(const ModelConfig& config, DType dtype) {
+size_t RandomWeightBytes(const ModelConfig& config, DType dtype, const ExpertShare& share) {
   CountingSource source(dtype);
-  Binder(config, source).Bind();
+  Binder(config, source, share).Bind();
   return source.bytes();
 }
 

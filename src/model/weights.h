@@ -37,13 +37,22 @@ struct TransformerWeights {
   std::vector<LayerWeights> layers;
 };
 
+// What one rank holds of every MoE layer.
+struct ExpertShare {
+  std::vector<int32_t> experts;  // logical expert of each slot of this rank; empty = all, in order
+  size_t tp_part = 0;            // part of each expert that it computes (MoE-TP)
+  size_t tp_parts = 1;
+};
+
 // Takes every tensor of the model from `source`, in either layout of experts that transformers
-// writes, and finishes the source.
+// writes, and finishes the source. Of the experts only those of `share` are bound; of the others
+// no byte is read.
 // Errors: as TensorSource::Finish; kCorruptData if a tied model brings a head of its own that
 //   differs in shape.
-TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source);
+TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source,
+                               const ExpertShare& share = {});
 
 // Bytes of all tensors of a model with one tensor per expert, for RandomSource.
-size_t RandomWeightBytes(const ModelConfig& config, DType dtype);
+size_t RandomWeightBytes(const ModelConfig& config, DType dtype, const ExpertShare& share = {});
 
 }  // namespace switchyard

@@ -107,7 +107,11 @@ MpiGroup::~MpiGroup() {
   MPI_Comm_free(&communicator_);
 }
 
-bool MpiGroup::MayFree() { return std::uncaught_exceptions() == 0 && !Failure(); }
+bool MpiGroup::MayFree() {
+  return std::uncaught_exceptions() == 0 && !Failure() && !job_->has_lost();
+}
+
+void MpiGroup::MarkLost(size_t rank) { job_->MarkLost(members_.at(rank)); }
 
 std::string MpiGroup::Where() const { return fmt::format("group \"{}\"", name()); }
 

@@ -26,9 +26,10 @@ class MpiGroup final : public parallel::GroupBase {
 
   std::string_view carrier() const override { return "mpi"; }
   void Abort(std::string_view message) override;
+  void MarkLost(size_t rank) override;
 
-  // Whether MPI objects may still be freed, which takes all ranks: false when the group has failed
-  // or this rank is leaving it by an exception.
+  // Whether MPI objects may still be freed, which takes all ranks: false when the group has failed,
+  // a rank is lost, or this rank is leaving it by an exception.
   bool MayFree();
   // For messages about MPI calls.
   std::string Where() const;

@@ -85,6 +85,7 @@ MpiJob::MpiJob(size_t fake_node_size) {
   MPI_Comm_set_errhandler(news_, MPI_ERRORS_RETURN);
   nodes_ = FindNodes(static_cast<size_t>(size), fake_node_size);
   farewells_.resize(nodes_.size());
+  lost_.resize(nodes_.size());
 }
 
 void MpiJob::Close() {
@@ -106,7 +107,7 @@ void MpiJob::Send(int tag, size_t to, uint64_t group, std::span<const std::byte>
 void MpiJob::SendAll(int tag, std::span<const size_t> to, uint64_t group,
                      std::span<const std::byte> text) {
   for (size_t rank : to) {
-    if (rank != rank_) Send(tag, rank, group, text);
+    if (rank != rank_ && !lost_[rank]) Send(tag, rank, group, text);
   }
   DropSent();
 }
@@ -194,9 +195,13 @@ std::optional<int> MpiJob::Farewell(int status) {
   };
   parallel::Backoff backoff;
   std::optional<parallel::Backoff::Clock::time_point> failed_at;
-  while (!std::ranges::all_of(farewells_, [](const auto& farewell) {
-    return farewell.has_value();
-  }) || !sent_.empty()) {
+  const auto all_said = [&] {
+    for (size_t rank = 0; rank < size(); ++rank) {
+      if (!farewells_[rank].has_value() && !lost_[rank]) return false;
+    }
+    return sent_.empty() || has_lost();
+  };
+  while (!all_said()) {
     Poll();
     backoff.Pause();
     // A rank that is well may take its time; once one has failed, the others are about to.

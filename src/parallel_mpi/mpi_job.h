@@ -1,6 +1,7 @@
 // What all groups of one MPI process share: news between ranks, and what must outlive them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -54,6 +55,10 @@ class MpiJob {
   // Drops what has been told of arrivals. Failures stay: groups that came out of it may live on.
   void Forget(uint64_t group);
 
+  // A process that is gone is told nothing and not waited for.
+  void MarkLost(size_t world_rank) { lost_.at(world_rank) = true; }
+  bool has_lost() const { return std::ranges::find(lost_, true) != lost_.end(); }
+
   // Tells all ranks the status of this one, waits for theirs and returns the highest. Without an
   // answer ten seconds after the first status other than 0, nothing.
   std::optional<int> Farewell(int status);
@@ -81,6 +86,7 @@ class MpiJob {
   std::map<uint64_t, std::string> failures_;
   std::map<std::pair<uint64_t, size_t>, uint64_t> arrived_;  // (group, world rank)
   std::vector<std::optional<int>> farewells_;
+  std::vector<bool> lost_;
   std::vector<
       std::pair<std::unique_ptr<parallel::Operation::CarrierState>, std::shared_ptr<const void>>>
       kept_;

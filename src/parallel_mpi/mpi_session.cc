@@ -1,6 +1,9 @@
 #include "switchyard/parallel_mpi/mpi_session.h"
 
+#include <unistd.h>
+
 #include <array>
+#include <cstdio>
 #include <exception>
 #include <string>
 #include <utility>
@@ -19,6 +22,7 @@ struct MpiSession::Impl {
   std::shared_ptr<MpiJob> job;
   std::unique_ptr<ProcessGroup> world;
   bool ended = false;
+  int status = 1;
 };
 
 MpiSession::MpiSession(int* argc, char*** argv) : impl_(std::make_unique<Impl>()) {
@@ -51,6 +55,11 @@ MpiSession::MpiSession(int* argc, char*** argv) : impl_(std::make_unique<Impl>()
 
 MpiSession::~MpiSession() {
   if (!impl_->ended) End(1);
+  if (impl_->job->has_lost()) {
+    // MPI_Finalize waits for all processes, and one is gone.
+    std::fflush(nullptr);
+    _exit(impl_->status);
+  }
   impl_->world.reset();
   impl_->job->Close();
   MPI_Finalize();
@@ -62,7 +71,8 @@ int MpiSession::End(int status) {
   impl_->ended = true;
   const std::optional<int> highest = impl_->job->Farewell(status);
   if (!highest) MPI_Abort(MPI_COMM_WORLD, status == 0 ? 1 : status);
-  return highest.value_or(1);
+  impl_->status = highest.value_or(1);
+  return impl_->status;
 }
 
 int RunMpi(int* argc, char*** argv, const std::function<void(ProcessGroup&)>& body,

@@ -13,6 +13,7 @@
 #include "switchyard/model/config.h"
 #include "switchyard/model/files.h"
 #include "switchyard/model/kv_view.h"
+#include "switchyard/moe/eplb/location.h"
 #include "switchyard/moe/layer/moe_layer.h"
 
 namespace switchyard {
@@ -43,7 +44,10 @@ class ForwardObserver {
 
 // What a user may choose when a model is loaded.
 struct ModelOptions {
-  moe::MoeLayerOptions moe;  // runner, a2a backend, act dtype (also of attention and head)
+  // Runner, a2a backend, act dtype (also of attention and head); with moe.ep the model is one
+  // rank's part: all of it but the experts of other ranks.
+  moe::MoeLayerOptions moe;
+  size_t num_redundant_experts = 0;  // copies beside the first ones, over all ranks of a layer
   bool check_values = true;  // read all weights at load: warms the page cache, and warns of NaN and
                              // infinity by name
 };
@@ -76,8 +80,18 @@ class Model {
   ~Model();
 
   const ModelConfig& config() const;
-  // Bytes of all weights as stored.
+  // Bytes of all weights as stored; those of all ranks.
   size_t weight_bytes() const;
+  // Where the experts of the MoE layers (counted alone) live, and the weights of those that this
+  // rank has.
+  const moe::ExpertLocation& expert_location() const;
+  const moe::ExpertWeights& experts(size_t moe_layer) const;
+  // Most tokens of a rank in one pass that the exchange takes in every phase.
+  size_t max_tokens_per_rank() const;
+  // Whether the exchange goes on without ranks that are lost.
+  bool is_elastic() const;
+  // Errors: kInvalidArgument naming the token and its position if it is outside the vocabulary.
+  void CheckToken(int32_t token, size_t position) const;
   // Bytes that one decoded token reads: all matrices it passes through, the head included, one row
   // of the embedding.
   size_t active_bytes_per_token() const;
@@ -94,6 +108,9 @@ class Model {
   // NaN, first at [0, 7]").
   const std::vector<std::string>& bad_tensors() const;
 
+  // With ranks that have sequences of their own, every rank calls it for the same pass, also
+  // without chunks. Otherwise all ranks call it with the same chunks.
+  //
   // Computes the chunks and writes their keys and values into the cache. A chunk's results do not
   // depend on the other chunks, on how a sequence is cut into chunks, or on the number of threads:
   // the same bits come out.

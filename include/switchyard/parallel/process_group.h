@@ -179,6 +179,10 @@ class ProcessGroup {
   // this one came out of stay usable.
   virtual void Abort(std::string_view message) = 0;
 
+  // Not collective: this rank will not wait for `rank` any more when groups, windows and the
+  // program end. For ranks whose process is gone; collectives of this group stay impossible.
+  virtual void MarkLost(size_t /*rank*/) {}
+
   // Every rank says whether it has failed (`mine`, null if all is well). If any has, the error of
   // the lowest such rank is thrown on all of them, its message preceded by "rank 2: " on the
   // others.

@@ -1,0 +1,197 @@
+#include "ranks.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+
+#include "common.h"
+#include "switchyard/core/error.h"
+#include "switchyard/core/log.h"
+#include "switchyard/parallel/run_ranks.h"
+#if SWITCHYARD_HAS_MPI
+#include "switchyard/parallel_mpi/mpi_session.h"
+#endif
+
+namespace switchyard::cli {
+namespace {
+
+ProcessGroup* g_world = nullptr;
+
+constexpr std::chrono::seconds kStartLimit{60};
+
+// Set by the launchers of Open MPI, MPICH and Intel MPI.
+bool StartedByMpirun() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}) {
+    if (std::getenv(name) != nullptr) return true;
+  }
+  return false;
+}
+
+bool IsElastic(const std::string& a2a) { return a2a == "mooncake" || a2a == "nixl"; }
+
+ParallelConfig MakeConfig(const Settings& settings, size_t ranks) {
+  ParallelConfig config;
+  config.tp_size = settings.GetCount("tp-size", ranks);
+  config.moe_dp_size = settings.GetCount("moe-dp-size");
+  const std::string& a2a = settings.Get("moe-a2a");
+  config.dp_attention = settings.GetFlag("dp-attention") || IsElastic(a2a);
+  // The ascend runner's own dispatcher has all experts on every rank, and splits them.
+  const bool splits = settings.Get("moe-runner") == "ascend" && a2a == "none";
+  const size_t rest = std::max<size_t>(1, config.tp_size / std::max<size_t>(1, config.moe_dp_size));
+  config.moe_ep_size = settings.GetCount("moe-ep-size", splits ? 1 : rest);
+  config.Check(ranks);
+  return config;
+}
+
+// Everything that changes results or messages between ranks.
+std::string Fingerprint(const Settings& settings, std::string_view model) {
+  std::string text = fmt::format("model {}", model);
+  for (const SettingSpec& spec : AllSettings()) {
+    if (spec.name == "log-level" || spec.name == "threads" || spec.name == "isa") continue;
+    text += fmt::format(", {} {}", spec.name, settings.Get(spec.name));
+  }
+  return text;
+}
+
+moe::ExpertParallelOptions MakeOptions(const Settings& settings, const ParallelConfig& config,
+                                       size_t pass_tokens) {
+  moe::ExpertParallelOptions options;
+  options.tokens_are_replicated = !config.dp_attention;
+  options.max_tokens_per_rank =
+      config.dp_attention ? pass_tokens : (pass_tokens + config.tp_size - 1) / config.tp_size;
+  options.num_max_dispatch_tokens_per_rank = settings.GetCount("num-max-dispatch-tokens-per-rank");
+  options.timeout = std::chrono::milliseconds(settings.GetCount("ep-timeout-ms"));
+  options.deepep_mode = moe::ParseDeepepMode(settings.Get("deepep-mode"));
+  options.deterministic = !settings.GetFlag("ep-summed-combine");
+  options.push_rows = settings.GetCount("ep-push-rows", options.push_rows);
+  return options;
+}
+
+}  // namespace
+
+ProcessGroup* World() { return g_world; }
+void SetWorld(ProcessGroup* world) { g_world = world; }
+bool IsFirstRank() { return g_world == nullptr || g_world->rank() == 0; }
+
+std::unique_ptr<ModelRanks> ModelRanks::Make(const Settings& settings, std::string_view model,
+                                             size_t max_sequences) {
+  const bool alone = g_world == nullptr || g_world->size() == 1;
+  if (alone && settings.Get("moe-a2a") == "none") {
+    MakeConfig(settings, 1);
+    return nullptr;
+  }
+  if (g_world == nullptr) {
+    throw Error(ErrorCode::kFailedPrecondition,
+                fmt::format("--moe-a2a {} exchanges rows between ranks: start them with mpirun -n "
+                            "RANKS switchyard …",
+                            settings.Get("moe-a2a")));
+  }
+  const ParallelConfig config = MakeConfig(settings, g_world->size());
+  const Deadline deadline = Deadline::After(kStartLimit, "start");
+  std::unique_ptr<ModelRanks> ranks(new ModelRanks);
+  // A pass has a chunk of prompt tokens and one token of every other sequence.
+  ranks->max_pass_tokens_ = std::max<size_t>(settings.GetCount("chunk"), 64) + max_sequences;
+  ranks->watch_ = std::make_unique<PeerWatch>(*g_world, deadline);
+  ranks->groups_ = std::make_unique<ParallelGroups>(
+      MakeGroups(*g_world, config, Fingerprint(settings, model), deadline));
+  ranks->ep_ = std::make_unique<moe::ExpertParallel>(
+      *ranks->groups_, MakeOptions(settings, config, ranks->max_pass_tokens_));
+  ranks->Watch();
+  return ranks;
+}
+
+void ModelRanks::Watch() {
+  ProcessGroup& moe_ep = groups_->moe_ep();
+  ep_->SetIsDead([this, &moe_ep](size_t rank) { return IsDead(moe_ep.WorldRank(rank)); });
+  ep_->SetOnRankLost([this, &moe_ep](size_t rank, std::string_view why) {
+    const size_t world_rank = moe_ep.WorldRank(rank);
+    Log(LogLevel::kWarning, fmt::format("goes on without rank {} and its experts ({}): {}",
+                                        world_rank, watch_->Describe(world_rank), why));
+    // It must not write into our memory if it comes back.
+    watch_->Fence(world_rank);
+    g_world->MarkLost(world_rank);
+  });
+}
+
+ModelRanks::~ModelRanks() {
+  // Ranks that are gone would be waited for.
+  for (size_t rank = 0; g_world != nullptr && rank < g_world->size(); ++rank) {
+    if (watch_ == nullptr || !watch_->IsDead(rank)) continue;
+    watch_->Fence(rank);
+    g_world->MarkLost(rank);
+  }
+}
+
+void OnAllRanks(const std::function<void()>& body) {
+  if (g_world == nullptr || g_world->size() == 1) return body();
+  RunTogether(*g_world, Deadline::Never("start"), body);
+}
+
+namespace {
+
+std::atomic<bool> g_terminated{false};
+
+// mpirun ends the other ranks when one dies, and gives them two seconds: enough to find out which,
+// and to say so.
+void OnTerminate(int) {
+  g_terminated.store(true);
+  alarm(3);
+}
+
+void CatchTerminate() {
+  struct sigaction action = {};
+  action.sa_handler = &OnTerminate;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+}  // namespace
+
+bool ModelRanks::IsDead(size_t rank) {
+  if (g_terminated.load() && !watch_->IsDead(rank))
+    throw Error(ErrorCode::kCancelled, "the job is being ended (SIGTERM)");
+  return watch_->IsDead(rank);
+}
+
+int RunOnRanks(int argc, char** argv, const std::function<int()>& body) {
+  if (!StartedByMpirun()) return body();
+#if SWITCHYARD_HAS_MPI
+  CatchTerminate();
+  int status = 1;
+  std::string_view kind = "internal error";
+  const int failed = RunMpi(
+      &argc, &argv,
+      [&](ProcessGroup& world) {
+        SetWorld(&world);
+        try {
+          status = body();
+        } catch (const FollowerDone&) {
+          status = 0;
+        } catch (const Error& error) {
+          kind = ErrorCodeName(error.code());
+          throw;
+        }
+        SetWorld(nullptr);
+      },
+      [&](size_t rank, std::string_view message) {
+        // One rank speaks for all, unless it is the one that is gone.
+        const bool first_is_gone = message.find("rank 0 has died") != std::string_view::npos;
+        if (rank == 0 || first_is_gone)
+          fmt::print(stderr, "switchyard: {}: {}\n", kind, Printable(message));
+      });
+  return failed != 0 ? failed : status;
+#else
+  static_cast<void>(argc);
+  static_cast<void>(argv);
+  throw Error(ErrorCode::kUnsupported,
+              "this build has no MPI and cannot be started with mpirun: install libopenmpi-dev and "
+              "configure with -DSWITCHYARD_WITH_MPI=ON");
+#endif
+}
+
+}  // namespace switchyard::cli
