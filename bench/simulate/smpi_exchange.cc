@@ -11,8 +11,7 @@
 //
 // Rows have no content that anybody reads, so all ranks share one buffer (SMPI_SHARED_MALLOC): 128
 // ranks fit into the memory of a laptop.
-#include <mpi.h>
-#include <smpi/smpi.h>
+#include <smpi/mpi.h>
 
 #include <algorithm>
 #include <cstdio>

@@ -1,6 +1,10 @@
 #include "switchyard/simulate/link.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <vector>
 
 #include "model/config_reader.h"
 #include "switchyard/core/error.h"
@@ -37,6 +41,21 @@ NicOwner ReadNicOwner(ConfigReader& file, NicOwner fallback) {
                           file.file_name(), QuoteForMessage(text)));
 }
 
+// Refuses names that no field has: a misspelt one would leave its default in force.
+void RefuseUnknownFields(const ConfigReader& file) {
+  std::vector<std::string_view> known = {"name", "nic_per"};
+  for (const LinkField& field : kFields) known.push_back(field.name);
+  std::vector<std::string> unknown;
+  for (const std::string& name : file.Names()) {
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      unknown.push_back(QuoteForMessage(name));
+  }
+  if (unknown.empty()) return;
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{}: a link file has no {}; its fields are: {}", file.file_name(),
+                          fmt::join(unknown, ", "), fmt::join(known, ", ")));
+}
+
 }  // namespace
 
 std::span<const LinkField> LinkFields() { return kFields; }
@@ -47,6 +66,7 @@ LinkProfile DefaultLink() { return {}; }
 
 LinkProfile ReadLink(const std::string& file_name, std::string_view text) {
   ConfigReader file = ConfigReader::Parse(file_name, text);
+  RefuseUnknownFields(file);
   LinkProfile link = DefaultLink();
   link.name = file.Text("name", file_name);
   link.nic_per = ReadNicOwner(file, link.nic_per);
@@ -54,7 +74,6 @@ LinkProfile ReadLink(const std::string& file_name, std::string_view text) {
     double& value = link.*field.value;
     value = file.Number(field.name, field.min, field.max, value);
   }
-  file.Finish();
   return link;
 }
 

@@ -83,11 +83,35 @@ TEST(Exchange, IsNearToDeepEpsPublishedFigures) {
   check(14336 + 224, kCombine, 0.12);
 }
 
-// SimGrid 3.32 SMPI, the real calls (Alltoall of counts, Alltoallv of rows, mpich's algorithm), 25
-// GB/s cards, 2 us end to end, 128 tokens. It moves rows within a node at 100 GB/s and has no
-// memory copies, and its network slows messages of less than 64 KiB to 70 % and less, a calibration
-// of gigabit Ethernet: so the formula is lower (docs/simulation.md).
-TEST(Exchange, IsWithinAFactorOfSimGrid) {
+// SimGrid 3.32 SMPI, the real calls (Alltoall of counts, Alltoallv of rows, mpich's algorithm), as
+// bench/simulate/check_smpi runs them: the network alone, 128 tokens. Between 64 nodes the rows of
+// a pair fit into 60 KiB, and SMPI charges a latency to each that the formula charges once.
+TEST(Exchange, IsNearToSimGrid) {
+  struct Row {
+    size_t ranks, per_node;
+    double flat_us, hierarchical_us, tolerance;
+  };
+  constexpr Row kRows[] = {
+      {2, 1, 43, 43, 0.06},      {4, 2, 147, 82, 0.06},    {8, 2, 322, 219, 0.06},
+      {16, 8, 1025, 320, 0.06},  {32, 2, 587, 512, 0.11},  {32, 8, 1726, 860, 0.06},
+      {64, 8, 2176, 1469, 0.06}, {128, 2, 802, 729, 0.26}, {128, 8, 2475, 1964, 0.09},
+  };
+  LinkProfile link = DefaultLink();
+  link.memory_gbytes_per_s = 1e6;
+  for (const Row& row : kRows) {
+    const auto ratio = [&](ExchangeScheme scheme, double simgrid_us) {
+      return Predict(scheme, row.ranks, row.per_node, 128, kRow, link).total_us() / simgrid_us;
+    };
+    EXPECT_NEAR(ratio(ExchangeScheme::kFlat, row.flat_us), 1, row.tolerance)
+        << row.ranks << " " << row.per_node;
+    EXPECT_NEAR(ratio(ExchangeScheme::kHierarchical, row.hierarchical_us), 1, row.tolerance)
+        << row.ranks << " " << row.per_node;
+  }
+}
+
+// The same with SMPI's factors for bandwidth and latency left on, a calibration of gigabit Ethernet
+// that slows small messages: figures of an earlier program, 2 us end to end, memory 100 GB/s.
+TEST(Exchange, IsWithinAFactorOfSimGridOnEthernet) {
   struct Row {
     ExchangeScheme scheme;
     size_t ranks, per_node;
@@ -104,15 +128,12 @@ TEST(Exchange, IsWithinAFactorOfSimGrid) {
   LinkProfile link = DefaultLink();
   link.latency_us = 2;
   link.memory_gbytes_per_s = 100;
-  double previous_ratio = 0;
   for (const Row& row : kRows) {
     const double ratio =
         Predict(row.scheme, row.ranks, row.per_node, 128, kRow, link).total_us() / row.simgrid_us;
     EXPECT_GT(ratio, 0.45) << row.ranks << " " << row.per_node;
     EXPECT_LT(ratio, 1.1) << row.ranks << " " << row.per_node;
-    previous_ratio = ratio;
   }
-  EXPECT_GT(previous_ratio, 0);
 }
 
 // Open MPI 4.1.4 on two Zen 4 cores, counts and rows (medians of exclusive runs), everything inside

@@ -46,7 +46,7 @@ TEST(Link, EveryFieldIsCheckedAgainstItsRange) {
 }
 
 TEST(Link, WhatIsWrongIsNamed) {
-  ExpectError(ErrorCode::kUnsupported, {"bad.json", "nic_gbit_per_s"},
+  ExpectError(ErrorCode::kUnsupported, {"bad.json", "\"nic_gbit_per_s\"", "nic_gbytes_per_s"},
               [] { ReadLink("bad.json", R"({"o_us": 1, "nic_gbit_per_s": 200})"); });
   ExpectError(ErrorCode::kCorruptData, {"bad.json", "nic_per", "node", "socket"},
               [] { ReadLink("bad.json", R"({"nic_per": "socket"})"); });
