@@ -32,6 +32,7 @@ LAYERS = {
     "model": ["moe/layer"],
     "engine": ["model"],
     "replay": ["model", "moe/oracle", "moe/eplb"],
+    "simulate": ["model", "moe/eplb"],
     "parallel_mpi": ["parallel"],
     "text": ["core"],
     "capi": ["engine", "text", "parallel_mpi"],

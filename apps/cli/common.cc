@@ -247,6 +247,16 @@ void RequireWritable(std::string_view option, const std::string& path) {
   }
 }
 
+void WriteFile(std::string_view option, const std::string& path, std::string_view content) {
+  std::FILE* file = std::fopen(path.c_str(), "wb");
+  bool good =
+      file != nullptr && std::fwrite(content.data(), 1, content.size(), file) == content.size();
+  if (file != nullptr && std::fclose(file) != 0) good = false;
+  if (!good) {
+    throw Error(ErrorCode::kUnavailable, fmt::format("{} {}: cannot be written", option, path));
+  }
+}
+
 std::vector<int32_t> ParseIds(std::string_view text) {
   std::vector<int32_t> ids;
   std::string word;

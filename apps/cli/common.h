@@ -80,6 +80,9 @@ std::string Printable(std::string_view text);
 // Errors: kInvalidArgument naming both.
 void RequireWritable(std::string_view option, const std::string& path);
 
+// Writes the output of `option`. Errors: kUnavailable naming both.
+void WriteFile(std::string_view option, const std::string& path, std::string_view content);
+
 // "1,2,3" or "1 2 3". Errors: kInvalidArgument naming the first piece that is no id.
 std::vector<int32_t> ParseIds(std::string_view text);
 

@@ -152,16 +152,6 @@ void PrintTable(const RoutingStats& stats) {
              stats.EvenShare());
 }
 
-void WriteFile(const std::string& path, const std::string& content) {
-  std::FILE* file = std::fopen(path.c_str(), "wb");
-  bool good =
-      file != nullptr && std::fwrite(content.data(), 1, content.size(), file) == content.size();
-  if (file != nullptr && std::fclose(file) != 0) good = false;
-  if (!good) {
-    throw Error(ErrorCode::kUnavailable, fmt::format("--html {}: cannot be written", path));
-  }
-}
-
 // Refuses a page that could not be written, or would replace what is read.
 void RequireGoodPage(const RoutingOptions& options) {
   RequireWritable("--html", options.html);
@@ -200,7 +190,7 @@ int InspectRouting(const RoutingOptions& options, const Settings& settings) {
   RoutingStats stats = Summarize(config, recorder, ids.size());
   stats.model = loaded.files->description();
   stats.text = options.text == "-" ? "standard input" : options.text;
-  if (options.has_html) WriteFile(options.html, RoutingPage(stats));
+  if (options.has_html) WriteFile("--html", options.html, RoutingPage(stats));
   if (options.json) {
     fmt::print("{}\n", ToJson(stats).dump());
   } else {

@@ -34,6 +34,7 @@ constexpr VerbRow kVerbs[] = {
     {"tokenize", "text to token ids and back, chat templates", &SetUpTokenize},
     {"inspect", "what is in a checkpoint and how it would be computed", &SetUpInspect, true},
     {"replay", "compute recorded MoE-layer cases again and compare", &SetUpReplay, true},
+    {"simulate", "predict step time and traffic of layouts that do not fit here", &SetUpSimulate},
     {"info", "this machine and this build", &SetUpInfo},
     {"config", "every setting, its value and where it came from", &SetUpConfig},
 };

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iterator>
 
+#include "html.h"
 #include "routing_stats.h"
 
 namespace switchyard::cli {
@@ -41,20 +42,6 @@ std::string CellClass(double load) {
   if (load <= 0) return "z";
   const double step = std::clamp(std::round(2 * std::log2(load)), double{-kSteps}, double{kSteps});
   return fmt::format("s{}", static_cast<int>(step) + kSteps);
-}
-
-std::string Escape(std::string_view text) {
-  std::string escaped;
-  for (const char c : text) {
-    switch (c) {
-      case '&': escaped += "&amp;"; break;
-      case '<': escaped += "&lt;"; break;
-      case '>': escaped += "&gt;"; break;
-      case '"': escaped += "&quot;"; break;
-      default: escaped += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
-  }
-  return escaped;
 }
 
 using Out = std::back_insert_iterator<std::string>;
@@ -243,13 +230,13 @@ std::string RoutingPage(const RoutingStats& stats) {
                  "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n<meta "
                  "name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
                  "<title>Experts of {}</title>\n",
-                 Escape(stats.model));
+                 EscapeHtml(stats.model));
   WriteStyle(out);
   fmt::format_to(out,
                  "</head><body>\n<h1>Which experts fire where</h1>\n<p>{}</p>\n<p class=\"dim\">{} "
                  "tokens of {}, {} MoE layers, {} experts each, {} per token</p>\n",
-                 Escape(stats.model), stats.num_tokens, Escape(stats.text), stats.layers.size(),
-                 stats.num_experts, stats.top_k);
+                 EscapeHtml(stats.model), stats.num_tokens, EscapeHtml(stats.text),
+                 stats.layers.size(), stats.num_experts, stats.top_k);
   WriteCards(out, stats);
   fmt::format_to(out, "<h2>Load of every expert</h2>\n");
   WriteLegend(out);

@@ -20,6 +20,7 @@ std::function<int()> SetUpTokenize(CLI::App& app, Settings& settings);
 std::function<int()> SetUpInspect(CLI::App& app, Settings& settings);
 std::function<int()> SetUpBench(CLI::App& app, Settings& settings);
 std::function<int()> SetUpReplay(CLI::App& app, Settings& settings);
+std::function<int()> SetUpSimulate(CLI::App& app, Settings& settings);
 std::function<int()> SetUpInfo(CLI::App& app, Settings& settings);
 std::function<int()> SetUpConfig(CLI::App& app, Settings& settings);
 

@@ -560,6 +560,98 @@ TEST_F(Cli, ReplayExplainsBadUsage) {
   ExpectRefusal({"replay", good, "--a2a", "pigeon"}, {"--a2a", "pigeon", "deepep"});
 }
 
+// A prediction is arithmetic: its figures are those of tests/simulate.
+TEST_F(Cli, SimulatePredictsALayout) {
+  Outcome outcome =
+      Run({"simulate", "--shape", "deepseek-v3:fp8_block", "--ep", "32", "--nodes", "4", "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json result = json::parse(outcome.out);
+  EXPECT_EQ(result["ranks"], 32);
+  EXPECT_EQ(result["dispatch_row_bytes"], 7488);
+  EXPECT_EQ(result["link"]["nic_gbytes_per_s"], 25);
+  EXPECT_EQ(result["exchanges"][0]["exchange"], "flat");
+  EXPECT_NEAR(result["exchanges"][0]["dispatch"]["total_us"].get<double>(), 2217, 1);
+  EXPECT_NEAR(result["exchanges"][1]["dispatch"]["total_us"].get<double>(), 1372, 1);
+  outcome = Run({"simulate", "--shape", "deepseek-v3", "--ep", "32", "--nodes", "4"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  for (const char* word : {"hierarchical", "tokens/s", "kB", "us", "ms", "assumptions:"})
+    EXPECT_NE(outcome.out.find(word), std::string::npos) << word << "\n" << outcome.out;
+}
+
+TEST_F(Cli, SimulateReadsLinkAndRoutingFiles) {
+  const std::string link = (folder_ / "link.json").string();
+  const std::string routing = (folder_ / "routing.json").string();
+  std::ofstream(link) << R"({"name": "mine", "nic_gbytes_per_s": 50, "nic_per": "rank"})";
+  const Outcome recorded = Run({"inspect", "--routing", "--json", "--text",
+                                (testing::SourceDir() / "models/default/heldout.txt").string()});
+  ASSERT_EQ(recorded.status, 0) << recorded.err;
+  const json experts = json::parse(recorded.out)["routing"];
+  // As if the model had the experts of a known shape: 8 of which each token chooses 2.
+  json layer = {{"layer", 0}, {"tokens", {10, 4, 1, 1, 1, 1, 1, 1}}};
+  json file = {{"routing", experts}};
+  file["routing"]["tokens"] = 10;
+  file["routing"]["experts"] = 8;
+  file["routing"]["experts_per_token"] = 2;
+  file["routing"]["layers"] = {layer};
+  std::ofstream(routing) << file;
+  const Outcome outcome = Run({"simulate", "--shape", "tiny-qwen3moe", "--ep", "4", "--link", link,
+                               "--routing", routing, "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json result = json::parse(outcome.out);
+  EXPECT_EQ(result["link"]["name"], "mine");
+  EXPECT_EQ(result["link"]["nic_per"], "rank");
+  EXPECT_EQ(result["routing"], routing);
+  EXPECT_NEAR(result["busiest_over_mean"].get<double>(), 14.0 / 5, 1e-9);
+  std::ofstream(routing) << recorded.out;
+  ExpectRefusal({"simulate", "--shape", "olmoe-1b-7b", "--routing", routing},
+                {routing, "recorded from a model", "8 of 64"});
+}
+
+TEST_F(Cli, SimulateSweepsAndDraws) {
+  const std::string html = (folder_ / "page.html").string();
+  const std::string svg = (folder_ / "plot.svg").string();
+  const Outcome outcome = Run({"simulate", "--shape", "olmoe-1b-7b,qwen3-30b-a3b", "--sweep",
+                               "--json", "--html", html, "--svg", svg});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  ASSERT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 2) << "one line a shape";
+  const json first = json::parse(outcome.out.substr(0, outcome.out.find('\n')));
+  EXPECT_EQ(first["sweep"].size(), 12u);
+  EXPECT_EQ(first["sweep"][11]["ranks"], 4096);
+  EXPECT_NE(ReadAll(html).find("<svg"), std::string::npos);
+  EXPECT_EQ(ReadAll(svg).find("<svg"), 0u);
+  EXPECT_NE(Run({"simulate", "--shape", "olmoe-1b-7b", "--sweep"}).out.find("4096"),
+            std::string::npos);
+}
+
+TEST_F(Cli, SimulateExplainsBadUsage) {
+  const auto refuse = [this](std::vector<std::string> more, const std::vector<std::string>& words,
+                             int status = 1) {
+    more.insert(more.begin(), "simulate");
+    ExpectRefusal(more, words, status);
+  };
+  refuse({}, {"--shape"}, 2);
+  refuse({"--shape", "olmoe-1b-7b", "--mode", "fast"}, {"--mode"}, 2);
+  refuse({"--shape", "olmoe-1b-7b", "--ep", "-1"}, {"--ep"}, 2);
+  refuse({"--shape", "olmo-1b-7b"}, {"did you mean \"olmoe-1b-7b\"", "deepseek-v3"});
+  refuse({"--shape", "olmoe-1b-7b:int3"}, {"int3", "fp8_block"});
+  refuse({"--shape", "olmoe-1b-7b", "--ep", "48", "--nodes", "6"}, {"48 ranks", "--redundant 32"});
+  refuse({"--shape", "olmoe-1b-7b", "--ep", "8", "--nodes", "3"}, {"8 ranks", "3 nodes"});
+  refuse({"--shape", "olmoe-1b-7b", "--ep", "0"}, {"--ep", "1 to 4096"});
+  refuse({"--shape", "olmoe-1b-7b", "--ep", "0", "--sweep"}, {"--ep", "1 to 4096"});
+  refuse({"--shape", "olmoe-1b-7b", "--ep", "8", "--nodes", "0", "--sweep"}, {"--nodes"});
+  refuse({"--shape", "olmoe-1b-7b", "--dispatch-dtype", "fp4"}, {"fp4", "bf16, fp8 or int8"});
+  refuse({"--shape", "olmoe-1b-7b", "--routing", "zipf:steep"}, {"--routing", "steep"});
+  refuse({"--shape", "olmoe-1b-7b", "--routing", "zipf:1:x"}, {"--routing", "SEED", "\"x\""});
+  refuse({"--shape", "olmoe-1b-7b", "--routing", "zipf:9"}, {"exponent", "0 to 8", "9"});
+  refuse({"--shape", "olmoe-1b-7b", "--routing", "/no/such"}, {"/no/such", "cannot be read"});
+  refuse({"--shape", "olmoe-1b-7b", "--link", "/no/such"}, {"/no/such", "cannot be read"});
+  refuse({"--shape", "olmoe-1b-7b", "--html", "/no/such/x"}, {"--html", "/no/such"});
+  refuse({"--shape", "olmoe-1b-7b", "--svg", folder_.string()}, {"--svg", "cannot be written"});
+  const std::string link = (folder_ / "link.json").string();
+  std::ofstream(link) << R"({"latency_ms": 1})";
+  refuse({"--shape", "olmoe-1b-7b", "--link", link}, {link, "latency_ms", "latency_us"});
+}
+
 TEST_F(Cli, EnvironmentVariablesAreRead) {
   setenv("SWITCHYARD_THREADS", "zero", 1);
   ExpectRefusal({"info"}, {"SWITCHYARD_THREADS", "zero"});
