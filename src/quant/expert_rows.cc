@@ -1,7 +1,6 @@
 #include "quant/expert_rows.h"
 
 #include "kernels/convert/convert.h"
-#include "kernels/matmul/matmul.h"
 
 namespace switchyard::quant {
 namespace {
@@ -94,9 +93,8 @@ QuantRows GateUp(ExecContext& context, const ExpertGroups& groups, const ActRows
 }
 
 DType HiddenDType(const ActQuant& how, const MatrixFormat& w2, DType act_dtype) {
-  const bool as_it_is = how.kind == ActQuantKind::kNone && !w2.is_quantized() &&
-                        kernels::FindMatmul(act_dtype, w2.dtype) != nullptr;
-  return as_it_is ? act_dtype : DType::kF32;
+  if (how.kind != ActQuantKind::kNone) return DType::kF32;
+  return ExpertRowDType(how, w2, 0, act_dtype);
 }
 
 Rows Down(ExecContext& context, const ExpertGroups& groups, const ActRows& hidden,

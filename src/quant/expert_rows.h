@@ -78,7 +78,7 @@ struct GateUpLayer {
 QuantRows GateUp(ExecContext& context, const ExpertGroups& groups, const ActRows& x,
                  const GateUpLayer& layer, DType hidden_dtype);
 
-// The type in which the second product takes its rows as they are, else kF32.
+// The type of hidden rows: that in which the second product takes them as they are, else kF32.
 DType HiddenDType(const ActQuant& how, const MatrixFormat& w2, DType act_dtype);
 
 // hidden W2^T + b2 of every row.
