@@ -5,17 +5,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <thread>
 
-#include "switchyard/moe/layer/register_builtins.h"
-#include "switchyard/moe/registry/activation.h"
-#include "switchyard/moe/runners/aiter.h"
+#include "moe/fuseep/fuse_ranks.h"
 #include "switchyard/parallel/run_ranks.h"
 #include "testing/errors.h"
 #include "testing/moe_truth.h"
@@ -26,10 +20,10 @@ namespace {
 
 using std::chrono::milliseconds;
 using testing::ExpectError;
-using testing::MoeCase;
 using testing::MoeCaseOptions;
 using testing::MoeTokens;
 using testing::Spread;
+using namespace fuse_ranks;
 
 // The checked builds are ten times slower.
 #ifdef SY_ENABLE_DCHECK
@@ -38,129 +32,7 @@ constexpr size_t kSteps = 100;
 constexpr size_t kSteps = 1000;
 #endif
 
-constexpr size_t kHidden = 96;
-constexpr size_t kInner = 48;
-constexpr size_t kExperts = 24;  // of 1, 2, 3, 4 and 8 ranks
-constexpr size_t kLimit = 70;
 constexpr int kModes[] = {kDispatchGmmCombineDecode, kDispatchFfnCombine};
-
-// Only a broken program waits this long.
-FusedMoeOptions Options(int mode = kDispatchFfnCombine) {
-  FusedMoeOptions options;
-  options.mode = mode;
-  options.num_max_dispatch_tokens_per_rank = kLimit;
-  options.buffer_mb = 64;
-  options.timeout = milliseconds(60000);
-  return options;
-}
-
-MoeCaseOptions CaseOptions(std::string_view scheme, size_t variant = 0) {
-  MoeCaseOptions options;
-  options.scheme_w13 = options.scheme_w2 = scheme;
-  options.variant = variant;
-  options.experts = kExperts;
-  options.hidden = kHidden;
-  options.intermediate = kInner;
-  return options;
-}
-
-// A layer and what it computes on one rank.
-class TestLayer {
- public:
-  TestLayer(const MoeCaseOptions& options, size_t top_k, DType act, std::mt19937_64& random)
-      : case_(options, random), info_(case_.Info()), config_(case_.Config(top_k)) {
-    config_.activation_dtype = act;
-    config_.layer_id = 3;
-    config_.w13_kernel = ExpertKernel{info_.w1.format, info_.a13};
-    config_.w2_kernel = ExpertKernel{info_.w2.format, info_.a2};
-  }
-
-  const MoeCase& layer() const { return case_; }
-  const MoeQuantInfo& info() const { return info_; }
-  const MoeRunnerConfig& config() const { return config_; }
-  MoeRunnerConfig& config() { return config_; }
-  size_t top_k() const { return config_.top_k; }
-
-  MoeRunnerConfig ConfigOf(size_t num_ranks) const {
-    MoeRunnerConfig config = config_;
-    config.num_local_experts = kExperts / num_ranks;
-    return config;
-  }
-  MoeQuantInfo InfoOf(const ProcessGroup& group) const {
-    const size_t local = kExperts / group.size();
-    return case_.InfoOfExperts(group.rank() * local, local);
-  }
-
-  std::vector<float> OnOneRank(const MoeTokens& tokens) const {
-    ThreadPool pool(1);
-    Arena arena;
-    ExecContext context{pool, arena};
-    AiterRunnerInput input;
-    input.hidden_states = QuantRows::Plain(tokens.Hidden());
-    input.topk_ids = tokens.ids;
-    input.topk_weights = tokens.weights;
-    input.top_k = tokens.top_k;
-    RunningState state;
-    const auto core = BuiltinRegistry().FindRunner("aiter").make(config_);
-    const auto& output =
-        static_cast<const AiterRunnerOutput&>(core->Run(context, input, info_, state));
-    const Rows rows = output.hidden_states;
-    return {rows.data, rows.data + rows.rows * rows.cols};
-  }
-
- private:
-  MoeCase case_;
-  MoeQuantInfo info_;
-  MoeRunnerConfig config_;
-};
-
-MoeTokens Tokens(size_t count, size_t top_k, Spread spread, std::mt19937_64& random) {
-  return testing::RandomTokens(count, top_k, kExperts, kHidden, spread, random);
-}
-
-// The tokens of each rank, and what must come out.
-struct Batch {
-  std::vector<MoeTokens> sources;
-  std::vector<std::vector<float>> expected;
-};
-
-Batch MakeBatch(const TestLayer& layer, const std::vector<size_t>& counts, Spread spread,
-                std::mt19937_64& random) {
-  Batch batch;
-  for (size_t count : counts) {
-    batch.sources.push_back(Tokens(count, layer.top_k(), spread, random));
-    batch.expected.push_back(layer.OnOneRank(batch.sources.back()));
-  }
-  return batch;
-}
-
-// One rank's part of a test.
-struct Rank {
-  explicit Rank(ProcessGroup& world, size_t threads = 1)
-      : group(world.Duplicate("fuse_ep", Deadline::After(milliseconds(60000), "test"))),
-        pool(threads) {}
-
-  std::vector<float> Run(FusedMoe& moe, const TestLayer& layer, const MoeTokens& tokens) {
-    ArenaScope scope(arena);
-    ExecContext context{pool, arena};
-    const Rows rows = moe.Run(context, tokens.Hidden(), tokens.TopK(), layer.InfoOf(*group));
-    EXPECT_EQ(rows.rows, tokens.count);
-    return {rows.data, rows.data + rows.rows * rows.cols};
-  }
-  void ExpectBits(FusedMoe& moe, const TestLayer& layer, const Batch& batch,
-                  const std::string& what) {
-    const std::vector<float> rows = Run(moe, layer, batch.sources[group->rank()]);
-    const std::vector<float>& expected = batch.expected[group->rank()];
-    ASSERT_EQ(rows.size(), expected.size()) << what;
-    EXPECT_TRUE(rows.empty() ||
-                std::memcmp(rows.data(), expected.data(), rows.size() * sizeof(float)) == 0)
-        << what << ", rank " << group->rank() << " of " << group->size();
-  }
-
-  std::unique_ptr<ProcessGroup> group;
-  ThreadPool pool;
-  Arena arena;
-};
 
 // Calls body(rank, layer) on every rank, with the layer on a buffer of its own.
 void RunLayer(size_t num_ranks, const TestLayer& layer, const FusedMoeOptions& options,
@@ -187,11 +59,11 @@ TEST(FusedMoe, HasTheBitsOfOneRank) {
   std::mt19937_64 random = testing::MakeRandom(71);
   const size_t sizes[] = {7, 0, 64, 1, kLimit};
   for (const Scheme& scheme : kSchemes) {
-    for (size_t top_k : {1, 2, 8}) {
+    for (size_t top_k : {1u, 2u, 8u}) {
       MoeCaseOptions options = CaseOptions(scheme.name, scheme.variant);
       options.bias = top_k == 2;
       const TestLayer layer(options, top_k, scheme.act, random);
-      for (size_t num_ranks : {1, 2, 3, 4, 8}) {
+      for (size_t num_ranks : {1u, 2u, 3u, 4u, 8u}) {
         std::vector<Batch> batches;
         for (Spread spread : {Spread::kRandom, Spread::kSomeSkipped, Spread::kNoneToFirst,
                               Spread::kAllToOne, Spread::kAllSkipped}) {
@@ -223,7 +95,7 @@ TEST(FusedMoe, KeepsTheOraclesBounds) {
   for (const char* scheme : {"unquant", "w8a8_int8"}) {
     const TestLayer layer(CaseOptions(scheme), 4, DType::kF32, random);
     std::vector<testing::MoeTruth> truths;
-    for (size_t count : {11, 5, 0, 17}) {
+    for (size_t count : {11u, 5u, 0u, 17u}) {
       truths.emplace_back(layer.layer(), layer.info(), layer.config(),
                           Tokens(count, 4, Spread::kSomeSkipped, random));
     }
@@ -324,11 +196,11 @@ TEST(FusedMoe, LargeBatch) {
   FusedMoeOptions options = Options();
   options.num_max_dispatch_tokens_per_rank = 700;
   Batch batch;
-  for (size_t count : {700, 650}) {
+  for (size_t count : {700u, 650u}) {
     batch.sources.push_back(testing::RandomTokens(count, 8, kExperts, 32, Spread::kRandom, random));
     batch.expected.push_back(layer.OnOneRank(batch.sources.back()));
   }
-  for (size_t num_ranks : {1, 2}) {
+  for (size_t num_ranks : {1u, 2u}) {
     for (int mode : kModes) {
       options.mode = mode;
       RunLayer(num_ranks, layer, options,
@@ -359,71 +231,8 @@ TEST(FusedMoe, LayersShareABuffer) {
   });
 }
 
-// Modes that differ per rank, uneven tokens, ranks that fail, and epochs that wrap around. Results
-// are compared token by token with those of each token alone.
 TEST(FusedMoe, ManyRandomSteps) {
-  std::mt19937_64 random = testing::MakeRandom(78);
-  MoeCaseOptions small = CaseOptions("w8a8_int8");
-  small.hidden = 32;
-  small.intermediate = 16;
-  const TestLayer layer(small, 2, DType::kF32, random);
-  const MoeTokens pool = testing::RandomTokens(200, 2, kExperts, 32, Spread::kSomeSkipped, random);
-  const std::vector<float> expected = layer.OnOneRank(pool);
-  constexpr size_t kRanks = 4;
-  // Of each step and rank: which tokens, and who fails.
-  struct Part {
-    size_t first, count;
-    bool fails;
-  };
-  std::vector<std::array<Part, kRanks>> steps(kSteps);
-  for (auto& step : steps) {
-    for (Part& part : step) {
-      part.count = random() % 4 == 0 ? 0 : random() % 12;
-      part.first = random() % (pool.count - part.count);
-      part.fails = random() % 40 == 0;
-    }
-  }
-  FusedMoeOptions options = Options();
-  options.first_epoch = 0u - static_cast<uint32_t>(kSteps / 2);
-  RunRanks(kRanks, [&](ProcessGroup& world) {
-    Rank rank(world);
-    const size_t me = rank.group->rank();
-    const auto buffer = std::make_shared<FusedMoeBuffer>(
-        *rank.group, FusedMoeShapeOf(layer.ConfigOf(kRanks)), options);
-    std::vector<std::unique_ptr<FusedMoe>> moes;
-    for (size_t i = 0; i < 2; ++i) {
-      options.mode = kModes[(i + me) % 2];
-      moes.push_back(std::make_unique<FusedMoe>(buffer, layer.ConfigOf(kRanks), options));
-    }
-    for (size_t i = 0; i < steps.size(); ++i) {
-      const auto& step = steps[i];
-      const bool all_well = std::ranges::none_of(step, &Part::fails);
-      MoeTokens tokens = pool.Slice(step[me].first, step[me].count);
-      if (step[me].fails) {
-        tokens = pool.Slice(0, 3);
-        tokens.ids[i % 6] = i % 2 == 0 ? -2 : static_cast<int32_t>(kExperts);
-      }
-      FusedMoe& moe = *moes[i % 5 == 0];
-      if (step[me].fails) {
-        ExpectError(ErrorCode::kInvalidArgument, {"layer 3", "names expert"},
-                    [&] { rank.Run(moe, layer, tokens); });
-      } else if (!all_well) {
-        const std::string message = ExpectError(ErrorCode::kUnavailable, {"layer 3", "rank"},
-                                                [&] { rank.Run(moe, layer, tokens); });
-        bool names_one = false;
-        for (size_t other = 0; other < kRanks; ++other)
-          names_one |= step[other].fails &&
-                       message.find(fmt::format("rank {} of", other)) != std::string::npos;
-        EXPECT_TRUE(names_one) << message;
-      } else {
-        const std::vector<float> rows = rank.Run(moe, layer, tokens);
-        ASSERT_EQ(std::memcmp(rows.data(), expected.data() + step[me].first * 32,
-                              rows.size() * sizeof(float)),
-                  0)
-            << "step " << i;
-      }
-    }
-  });
+  RunRanks(4, [](ProcessGroup& world) { fuse_ranks::RunRandomSteps(world, kSteps); });
 }
 
 TEST(FusedMoe, TooManyTokensFailOnAllRanks) {
