@@ -25,6 +25,7 @@ LAYERS = {
     "moe/runners": ["moe/registry", "moe/ascend", "moe/oracle", "quant"],
     "moe/schemes": ["moe/registry", "quant"],
     "moe/eplb": ["moe/contract"],
+    "moe/fuseep": ["moe/registry", "parallel", "quant"],
     "moe/oracle": ["moe/contract", "quant"],
     "moe/layer": ["core", "kernels", "quant", "parallel", "moe/contract", "moe/registry", "moe/routing", "moe/ep",
                   "moe/dispatchers", "moe/runners", "moe/schemes", "moe/eplb"],

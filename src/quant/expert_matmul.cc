@@ -64,13 +64,19 @@ ConstRows Widened(ExecContext& context, const QuantRows& x) {
   return rows;
 }
 
+// The type in which plain rows are multiplied.
+DType PlainDType(const MatrixFormat& weights, DType act_dtype) {
+  const bool as_asked =
+      IsDense(weights) && kernels::FindMatmul(act_dtype, weights.dtype) != nullptr;
+  return as_asked ? act_dtype : DType::kF32;
+}
+
 ActRows PlainRows(ExecContext& context, const QuantRows& x, const MatrixFormat& weights,
                   DType act_dtype) {
-  const bool narrow = act_dtype != DType::kF32 && IsDense(weights) &&
-                      kernels::FindMatmul(act_dtype, weights.dtype) != nullptr;
-  if (narrow && x.dtype == act_dtype)
-    return {act_dtype, PointersTo(context.arena, x.data, x.rows, x.stride), x.cols};
-  return PrepareActivations(context, Widened(context, x), narrow ? act_dtype : DType::kF32);
+  const DType dtype = PlainDType(weights, act_dtype);
+  if (dtype != DType::kF32 && x.dtype == dtype)
+    return {dtype, PointersTo(context.arena, x.data, x.rows, x.stride), x.cols};
+  return PrepareActivations(context, Widened(context, x), dtype);
 }
 
 ActRows CodeRows(ExecContext& context, const QuantRows& x, const MatrixFormat& weights) {
@@ -171,6 +177,14 @@ ActRows PrepareExpertRows(ExecContext& context, const QuantRows& x, const ActQua
   if (x.kind != ActQuantKind::kNone) return CodeRows(context, x, weights);
   if (how.kind == ActQuantKind::kNone) return PlainRows(context, x, weights, act_dtype);
   return CodeRows(context, QuantizeRows(context, Widened(context, x), how, counted), weights);
+}
+
+DType ExpertRowDType(const ActQuant& how, const MatrixFormat& weights, size_t cols,
+                     DType act_dtype) {
+  if (how.kind == ActQuantKind::kNone) return PlainDType(weights, act_dtype);
+  const bool int8 = how.kind == ActQuantKind::kInt8Token || how.kind == ActQuantKind::kInt4Token ||
+                    (how.kind == ActQuantKind::kInt8Static && how.offset == 0.0f);
+  return int8 && TakesInt8(weights, cols) ? DType::kI8 : DType::kF32;
 }
 
 size_t ExpertScratchFloats(const ExpertMatrices& w, size_t n) {

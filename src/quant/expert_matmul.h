@@ -26,6 +26,10 @@ ActRows PrepareExpertRows(ExecContext& context, const QuantRows& x, const ActQua
                           const MatrixFormat& weights, DType act_dtype,
                           std::span<const uint8_t> counted = {});
 
+// The type of what PrepareExpertRows makes of plain f32 rows of `cols` columns.
+DType ExpertRowDType(const ActQuant& how, const MatrixFormat& weights, size_t cols,
+                     DType act_dtype);
+
 // Floats of scratch that MultiplyExpert needs for n rows of these matrices; 0 for dense ones. One
 // scratch per worker. No more than about 256 KiB or four rows, however large n is.
 size_t ExpertScratchFloats(const ExpertMatrices& w, size_t n);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <exception>
 #include <memory>
 #include <string>
@@ -11,7 +10,7 @@
 #include "parallel/group_suite.h"
 #include "switchyard/parallel_mpi/mpi_session.h"
 #include "testing/errors.h"
-#include "testing/random.h"
+#include "testing/mpi_main.h"
 
 namespace switchyard::testing {
 namespace {
@@ -64,34 +63,9 @@ TEST(MpiSession, ThereIsOnlyOne) {
   EXPECT_FALSE(MpiLibraryVersion().empty());
 }
 
-// Rank 0 prints as usual, the others only what fails.
-class FailuresOnly final : public ::testing::EmptyTestEventListener {
-  void OnTestStart(const ::testing::TestInfo& info) override { test_ = info.name(); }
-  void OnTestPartResult(const ::testing::TestPartResult& result) override {
-    if (!result.failed()) return;
-    std::printf("rank %zu: %s: %s:%d: %s\n", session->world().rank(), test_.c_str(),
-                result.file_name(), result.line_number(), result.message());
-  }
-  std::string test_;
-};
-
-int Run(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  MpiSession mpi(&argc, &argv);
-  session = &mpi;
-  if (mpi.world().rank() == 0) {
-    std::printf("SWITCHYARD_TEST_SEED=%llu\n%zu ranks, %s\n",
-                static_cast<unsigned long long>(TestSeed()), mpi.world().size(),
-                std::string(MpiLibraryVersion()).c_str());
-  } else {
-    auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
-    delete listeners.Release(listeners.default_result_printer());
-    listeners.Append(new FailuresOnly);
-  }
-  return mpi.End(RUN_ALL_TESTS());
-}
-
 }  // namespace
 }  // namespace switchyard::testing
 
-int main(int argc, char** argv) { return switchyard::testing::Run(argc, argv); }
+int main(int argc, char** argv) {
+  return switchyard::testing::RunMpiTests(argc, argv, switchyard::testing::session);
+}

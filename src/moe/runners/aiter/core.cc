@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "kernels/convert/convert.h"
 #include "kernels/elementwise/elementwise.h"
 #include "moe/runners/aiter/epilogue.h"
 #include "moe/runners/aiter/sorted_slots.h"
@@ -12,14 +11,12 @@
 #include "quant/act_quant.h"
 #include "quant/copy_rows.h"
 #include "quant/expert_matmul.h"
+#include "quant/expert_rows.h"
 #include "quant/linear.h"
 #include "switchyard/core/error.h"
 
 namespace switchyard::moe::runners {
 namespace {
-
-// Rows whose gate and up products wait in cache for the activation.
-constexpr size_t kRowsPerPass = 96;
 
 // A bank without its padded columns and rows (hidden_pad, intermediate_pad).
 ExpertMatrices Trimmed(const ExpertMatrices& matrices, size_t row_pad, size_t col_pad) {
@@ -27,14 +24,6 @@ ExpertMatrices Trimmed(const ExpertMatrices& matrices, size_t row_pad, size_t co
   trimmed.rows -= std::min(row_pad, trimmed.rows);
   trimmed.cols -= std::min(col_pad, trimmed.cols);
   return trimmed;
-}
-
-void AddBias(const ExpertMatrices& w, size_t expert, size_t n0, Rows out) {
-  if (w.bias.empty()) return;
-  for (size_t m = 0; m < out.rows; ++m) {
-    float* row = out.Row(m);
-    for (size_t n = 0; n < out.cols; ++n) row[n] += w.bias[expert][(n0 + n) * w.bias_stride];
-  }
 }
 
 // The tokens that have an expert here, in order. Other rows (skipped tokens, the unused places of a
@@ -78,104 +67,6 @@ QuantRows Gemm1Rows(ExecContext& context, const AiterRunnerInput& input,
   for (size_t i = 0; i < scaled.rows; ++i)
     kernels::Scale(scaled.Row(i), input.topk_weights[live[i]], scaled.cols);
   return QuantRows::Plain(scaled);
-}
-
-// act(x W1^T + b1) * (x W3^T + b3) for every sorted row.
-class GateUp {
- public:
-  GateUp(const SortedSlots& sorted, const quant::ActRows& x, const AiterMoeQuantInfo& weights,
-         const MoeRunnerConfig& config)
-      : sorted_(sorted), x_(x), weights_(weights), config_(config) {}
-
-  // Rows of f32, or of bf16 where that is what the down product takes.
-  QuantRows Run(ExecContext& context, DType hidden_dtype) const {
-    QuantRows hidden;
-    hidden.dtype = hidden_dtype;
-    hidden.rows = sorted_.num_rows;
-    hidden.cols = weights_.w1.rows;
-    hidden.stride = (hidden.cols * DTypeBytes(hidden_dtype) + 63) / 64 * 64;
-    std::byte* data = context.arena.AllocateSpan<std::byte>(hidden.rows * hidden.stride).data();
-    hidden.data = data;
-    const size_t task_rows =
-        quant::TaskRows(sorted_.experts.size() * hidden.cols, context.pool.num_threads());
-    const size_t tasks_per_expert = (hidden.cols + task_rows - 1) / task_rows;
-    const size_t decode = quant::ExpertScratchFloats(weights_.w1, task_rows);
-    const size_t scratch_each = decode + 2 * kRowsPerPass * task_rows;
-    float* scratch =
-        context.arena.AllocateSpan<float>(context.pool.num_threads() * scratch_each).data();
-    context.pool.Run(sorted_.experts.size() * tasks_per_expert, [&](size_t task, size_t worker) {
-      const size_t n0 = task % tasks_per_expert * task_rows;
-      const size_t n = std::min(task_rows, hidden.cols - n0);
-      float* gate = scratch + worker * scratch_each;
-      RunTask(task / tasks_per_expert, n0, n, gate,
-              std::span<float>(gate + 2 * kRowsPerPass * task_rows, decode), hidden, data);
-    });
-    return hidden;
-  }
-
- private:
-  // Columns [n0, n0 + n) of the hidden rows of one expert.
-  void RunTask(size_t index, size_t n0, size_t n, float* gate, std::span<float> decode,
-               const QuantRows& hidden, std::byte* data) const {
-    const size_t expert = sorted_.experts[index];
-    float* up = gate + kRowsPerPass * n;
-    for (size_t row = sorted_.begin[index]; row < sorted_.begin[index + 1]; row += kRowsPerPass) {
-      const size_t count = std::min<size_t>(kRowsPerPass, sorted_.begin[index + 1] - row);
-      const quant::ActRows pass = x_.Slice(row, count);
-      quant::MultiplyExpert(pass, weights_.w1, expert, n0, n, decode, gate, n);
-      AddBias(weights_.w1, expert, n0, Rows(gate, count, n));
-      if (config_.is_gated) {
-        quant::MultiplyExpert(pass, weights_.w3, expert, n0, n, decode, up, n);
-        AddBias(weights_.w3, expert, n0, Rows(up, count, n));
-      }
-      for (size_t r = 0; r < count; ++r) {
-        float* g = gate + r * n;
-        std::byte* out = data + (row + r) * hidden.stride + n0 * DTypeBytes(hidden.dtype);
-        if (hidden.dtype == DType::kF32) {
-          config_.formula(g, up + r * n, n, reinterpret_cast<float*>(out));
-        } else {
-          config_.formula(g, up + r * n, n, g);
-          kernels::ConvertFromF32(g, n, hidden.dtype, out);
-        }
-      }
-    }
-  }
-
-  const SortedSlots& sorted_;
-  const quant::ActRows& x_;
-  const AiterMoeQuantInfo& weights_;
-  const MoeRunnerConfig& config_;
-};
-
-// The type that the down product takes its rows in, where it takes them as they are.
-DType HiddenDType(const AiterMoeQuantInfo& weights, const MoeRunnerConfig& config) {
-  const bool as_it_is =
-      weights.a2.kind == ActQuantKind::kNone && !weights.w2.format.is_quantized() &&
-      kernels::FindMatmul(config.activation_dtype, weights.w2.format.dtype) != nullptr;
-  return as_it_is ? config.activation_dtype : DType::kF32;
-}
-
-// One row per slot: hidden W2^T + b2.
-Rows Down(ExecContext& context, const SortedSlots& sorted, const quant::ActRows& hidden,
-          const ExpertMatrices& w2) {
-  const Rows out = context.arena.AllocateRows(sorted.num_rows, w2.rows);
-  const size_t task_rows =
-      quant::TaskRows(sorted.experts.size() * w2.rows, context.pool.num_threads());
-  const size_t tasks_per_expert = (w2.rows + task_rows - 1) / task_rows;
-  const size_t decode = quant::ExpertScratchFloats(w2, task_rows);
-  float* scratch = context.arena.AllocateSpan<float>(context.pool.num_threads() * decode).data();
-  context.pool.Run(sorted.experts.size() * tasks_per_expert, [&](size_t task, size_t worker) {
-    const size_t index = task / tasks_per_expert;
-    const size_t n0 = task % tasks_per_expert * task_rows;
-    const size_t begin = sorted.begin[index];
-    const size_t count = sorted.begin[index + 1] - begin;
-    const size_t n = std::min(task_rows, w2.rows - n0);
-    quant::MultiplyExpert(hidden.Slice(begin, count), w2, sorted.experts[index], n0, n,
-                          std::span<float>(scratch + worker * decode, decode), out.Row(begin) + n0,
-                          out.stride);
-    AddBias(w2, sorted.experts[index], n0, Rows(out.Row(begin) + n0, count, n, out.stride));
-  });
-  return out;
 }
 
 // Sizes that contradict each other would be read past their ends.
@@ -245,16 +136,18 @@ const RunnerOutput& AiterRunnerCore::Run(ExecContext& context, const RunnerInput
   const quant::ActRows tokens = quant::PrepareExpertRows(
       context, Gemm1Rows(context, input, weights, live.rows), were_codes ? ActQuant{} : weights.a13,
       weights.w1.format, config_.activation_dtype);
-  const std::span<uint32_t> token_of_row = context.arena.AllocateSpan<uint32_t>(sorted.num_rows);
-  for (size_t row = 0; row < sorted.num_rows; ++row)
+  const std::span<uint32_t> token_of_row = context.arena.AllocateSpan<uint32_t>(sorted.num_rows());
+  for (size_t row = 0; row < sorted.num_rows(); ++row)
     token_of_row[row] = live.index[sorted.slots[row] / input.top_k];
   const quant::ActRows x = quant::GatherRows(context.arena, tokens, token_of_row);
-  const QuantRows hidden =
-      GateUp(sorted, x, weights, config_).Run(context, HiddenDType(weights, config_));
-  const Rows down = Down(context, sorted,
-                         quant::PrepareExpertRows(context, hidden, weights.a2, weights.w2.format,
-                                                  config_.activation_dtype),
-                         weights.w2);
+  const QuantRows hidden = quant::GateUp(
+      context, sorted.groups, x, {weights.w1, weights.w3, config_.is_gated, config_.formula},
+      quant::HiddenDType(weights.a2, weights.w2.format, config_.activation_dtype));
+  const Rows down =
+      quant::Down(context, sorted.groups,
+                  quant::PrepareExpertRows(context, hidden, weights.a2, weights.w2.format,
+                                           config_.activation_dtype),
+                  weights.w2);
 
   auto* output = context.arena.New<AiterRunnerOutput>(input.promises);
   if (IsRoutewise(input.promises)) {

@@ -16,7 +16,7 @@ struct Epilogue {
   // no_combine out[t * K + k] is one term of it. Skipped slots add (are) 0. Columns past those of
   // `rows` become 0.
   //
-  // Shapes: rows [sorted.num_rows, H']; out [T, H] or [T * K, H], H' <= H.
+  // Shapes: rows [sorted.num_rows(), H']; out [T, H] or [T * K, H], H' <= H.
   void Run(ExecContext& context, const SortedSlots& sorted, const AiterRunnerInput& input,
            ConstRows rows, Rows out) const;
 };

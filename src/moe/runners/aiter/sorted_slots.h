@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "quant/expert_rows.h"
 #include "switchyard/core/exec_context.h"
 #include "switchyard/moe/runners/aiter.h"
 
@@ -12,11 +13,11 @@ namespace switchyard::moe::runners {
 
 // The slots (token * K + k) grouped by expert, in ascending order within each.
 struct SortedSlots {
-  std::span<uint32_t> slots;       // [M] slot of each sorted row
-  std::span<int32_t> row_of_slot;  // [T * K] sorted row of each slot, -1 if skipped
-  std::span<uint32_t> experts;     // the experts that have rows, ascending
-  std::span<uint32_t> begin;       // [experts + 1] first row of each
-  size_t num_rows = 0;
+  quant::ExpertGroups groups;       // of the sorted rows
+  std::span<const uint32_t> slots;  // [M] slot of each sorted row
+  std::span<int32_t> row_of_slot;   // [T * K] sorted row of each slot, -1 if skipped
+
+  size_t num_rows() const { return slots.size(); }
 };
 
 // The first num_slots slots of input.topk_ids that name one of num_experts experts, through
