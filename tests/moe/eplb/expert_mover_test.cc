@@ -3,83 +3,21 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <tuple>
-
 #include "moe/eplb/expert_layout.h"
-#include "moe/eplb/test_experts.h"
+#include "moe/eplb/mover_suite.h"
 #include "switchyard/parallel/run_ranks.h"
 #include "testing/errors.h"
-#include "testing/random.h"
 
 namespace switchyard::moe {
 namespace {
 
-using testing::AllExpertKinds;
-using testing::DigestOf;
 using testing::ExpectError;
-using testing::ExpertKind;
-using testing::TestExperts;
-using Map = std::vector<int32_t>;
-
-constexpr size_t kLayer = 7;
-
-Deadline Soon() { return Deadline::After(std::chrono::seconds(20), "mover test"); }
-
-std::span<const int32_t> SlotsOf(const Map& map, size_t rank, size_t num_ranks) {
-  const size_t per_rank = map.size() / num_ranks;
-  return std::span(map).subspan(rank * per_rank, per_rank);
-}
-
-// What the values of an expert must be.
-uint64_t DigestOfExpert(const ExpertKind& kind, int32_t logical) {
-  TestExperts experts(kind, kLayer);
-  return DigestOf(experts.Make(std::span(&logical, 1)), 0);
-}
-
-void ExpectExperts(const ExpertKind& kind, const ExpertWeights& weights,
-                   std::span<const int32_t> logical) {
-  for (size_t slot = 0; slot < logical.size(); ++slot) {
-    EXPECT_EQ(DigestOf(weights, slot), DigestOfExpert(kind, logical[slot]))
-        << kind.name << ", slot " << slot << ", expert " << logical[slot];
-  }
-}
-
-// Every expert at least once, the rest by chance.
-Map RandomMap(std::mt19937_64& random, size_t num_slots, size_t num_experts) {
-  Map map;
-  for (size_t i = 0; i < num_slots; ++i)
-    map.push_back(static_cast<int32_t>(i < num_experts ? i : random() % num_experts));
-  std::shuffle(map.begin(), map.end(), random);
-  return map;
-}
 
 class MoverOnRanks : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(MoverOnRanks, EverySlotHoldsItsExpertInEveryFormat) {
-  const size_t num_ranks = GetParam(), per_rank = 5;
-  const size_t num_slots = num_ranks * per_rank, num_experts = num_slots - num_ranks;
-  for (const ExpertKind& kind : AllExpertKinds()) {
-    auto random = testing::MakeRandom(80 + num_ranks);
-    std::vector<Map> maps;
-    for (int i = 0; i < 4; ++i) maps.push_back(RandomMap(random, num_slots, num_experts));
-    RunRanks({.num_ranks = num_ranks, .node_size = 2}, [&](ProcessGroup& group) {
-      std::vector<size_t> nodes;
-      for (size_t rank = 0; rank < num_ranks; ++rank) nodes.push_back(group.NodeOf(rank));
-      TestExperts experts(kind, kLayer);
-      ExpertWeights weights = experts.Make(SlotsOf(maps[0], group.rank(), num_ranks));
-      const ExpertMatrices view = weights.w1.View();
-      ExpertMover mover(weights, per_rank, kLayer, {.experts_per_batch = 2});
-      for (size_t i = 1; i < maps.size(); ++i) {
-        const MigrationPlan plan = PlanMigration(maps[i - 1], maps[i], nodes);
-        mover.Prepare(plan, group, {}, {}, Soon());
-        ExpectExperts(kind, weights, SlotsOf(maps[i - 1], group.rank(), num_ranks));
-        mover.Switch();
-        ExpectExperts(kind, weights, SlotsOf(maps[i], group.rank(), num_ranks));
-        EXPECT_EQ(view.data.data(), weights.w1.data.data()) << "views of the lists stay valid";
-      }
-    });
-  }
+  RunRanks({.num_ranks = GetParam(), .node_size = 2},
+           [](ProcessGroup& group) { MoveEveryKindAndCompare(group); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, MoverOnRanks, ::testing::Values(1u, 2u, 3u, 4u));
