@@ -116,9 +116,10 @@ class ExpertRebalancer {
 
   // After ranks were lost (or came back, holding the experts that they held): places all experts on
   // the active ranks and moves all layers at once. The algorithm is elasticity_aware from now on.
-  // `alive`: a group of the active ranks, ascending; only they call. Null: the group in use, all of
-  // whose ranks call, also masked ones. Experts that no active rank holds are listed in a warning
-  // and returned; load_expert brings them back, else they are zeros and add nothing.
+  // `alive`: a group of the active ranks, ascending; only they call, and all later exchanges are
+  // theirs. Null: every rank of the location calls, also those that are only masked. Experts that
+  // no active rank holds are listed in a warning and returned; load_expert brings them back, else
+  // they are zeros and add nothing.
   //
   // Shapes: active_ranks [R], 0 = lost.
   // Errors: kInvalidArgument if the mask or the group does not fit, or the active ranks cannot hold
