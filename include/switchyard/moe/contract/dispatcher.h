@@ -70,7 +70,7 @@ class HookList {
 namespace internal {
 // 1, 2, 3, … in this process.
 uint64_t NextHookId();
-}
+}  // namespace internal
 template <typename... Args>
 uint64_t HookList<Args...>::NextHookId() {
   return internal::NextHookId();
