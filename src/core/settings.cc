@@ -49,6 +49,13 @@ bool ParseCount(std::string_view text, size_t& value) {
   return error == std::errc() && stop == end && !text.empty();
 }
 
+bool IsFraction(std::string_view text) {
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stop == end && value >= 0 && value <= 1;
+}
+
 bool IsFlagText(std::string_view text) {
   return text == "0" || text == "1" || text == "true" || text == "false";
 }
@@ -57,18 +64,17 @@ bool IsFlagText(std::string_view text) {
 std::string WhatIsAllowed(const SettingSpec& spec, std::string_view value) {
   if (spec.values == "text") return "";
   size_t count = 0;
-  if (spec.values == "count")
-    return ParseCount(value, count) && count >= 1 ? "" : "a whole number of at least 1";
-  if (spec.values == "auto|count") {
-    return value == "auto" || (ParseCount(value, count) && count >= 1)
-               ? ""
-               : "auto or a whole number of at least 1";
-  }
+  if (spec.values == "fraction") return IsFraction(value) ? "" : "a number of 0 to 1";
   if (spec.values == "flag") return IsFlagText(value) ? "" : "0, 1, true or false";
-  for (std::string_view choice : Split(spec.values, '|')) {
-    if (choice == value) return "";
-  }
-  return fmt::format("one of {}", spec.values);
+  // Words and, if the last choice is "count", numbers.
+  std::vector<std::string_view> choices = Split(spec.values, '|');
+  const bool takes_count = choices.back() == "count";
+  if (takes_count) choices.pop_back();
+  if (takes_count && ParseCount(value, count) && count >= 1) return "";
+  if (std::ranges::find(choices, value) != choices.end()) return "";
+  if (!takes_count) return fmt::format("one of {}", spec.values);
+  return fmt::format("{}{}a whole number of at least 1", fmt::join(choices, ", "),
+                     choices.empty() ? "" : " or ");
 }
 
 size_t EditDistance(std::string_view a, std::string_view b) {
@@ -133,6 +139,13 @@ const std::string& Settings::Get(std::string_view name) const { return Lookup(na
 size_t Settings::GetCount(std::string_view name, size_t automatic) const {
   size_t value = automatic;
   ParseCount(Get(name), value);
+  return value;
+}
+
+double Settings::GetFraction(std::string_view name) const {
+  const std::string& text = Get(name);
+  double value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
   return value;
 }
 

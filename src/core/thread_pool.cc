@@ -12,8 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/affinity.h"
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/error.h"
+#include "switchyard/core/numa.h"
 
 namespace switchyard {
 namespace {
@@ -156,6 +158,11 @@ ThreadPool::ThreadPool(size_t num_threads) {
 ThreadPool::~ThreadPool() = default;
 
 size_t ThreadPool::num_threads() const { return impl_->threads.size() + 1; }
+
+void ThreadPool::BindTo(std::span<const size_t> cpus) {
+  const std::vector<size_t> allowed = BindThisThread(cpus);
+  for (std::thread& thread : impl_->threads) BindThread(thread.native_handle(), allowed);
+}
 
 void ThreadPool::Run(size_t num_tasks, TaskRef body) {
   if (t_inside_task || num_tasks <= 1 || impl_->threads.empty()) {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <set>
 
 #include "switchyard/core/arena.h"
 #include "switchyard/core/cpu.h"
@@ -188,9 +189,11 @@ TEST(Settings, BadValuesNameTheSourceAndWhatIsAllowed) {
   EXPECT_NE(message.find("did you mean \"moe-runner\""), std::string::npos) << message;
 }
 
-TEST(Settings, EveryDefaultIsAllowed) {
+TEST(Settings, EveryDefaultIsAllowedAndNoNameComesTwice) {
+  std::set<std::string_view> names;
   for (const SettingSpec& spec : AllSettings()) {
     Settings settings;
+    EXPECT_TRUE(names.insert(spec.name).second) << spec.name;
     EXPECT_NO_THROW(settings.Set(spec.name, spec.default_value, "default")) << spec.name;
     EXPECT_FALSE(spec.help.empty()) << spec.name;
   }

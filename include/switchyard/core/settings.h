@@ -15,7 +15,7 @@ struct SettingSpec {
   std::string_view name;           // as on the command line: "moe-runner"
   std::string_view default_value;  // as text
   std::string_view values;         // "auto|f32|bf16" for a choice, "count" (whole number >= 1),
-                                   // "auto|count", "flag", "text"
+                                   // "auto|count", "fraction" (0 to 1), "flag", "text"
   std::string_view aliases;        // names of the reference system that are read too, separated by
                                    // spaces; may be empty
   std::string_view help;
@@ -45,6 +45,7 @@ class Settings {
   const std::string& Get(std::string_view name) const;
   // A count; `automatic` if it is "auto".
   size_t GetCount(std::string_view name, size_t automatic = 0) const;
+  double GetFraction(std::string_view name) const;
   bool GetFlag(std::string_view name) const;
   // "default", "--threads", "SWITCHYARD_THREADS", …
   const std::string& Source(std::string_view name) const;

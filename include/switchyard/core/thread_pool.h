@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <type_traits>
 
 namespace switchyard {
@@ -40,6 +41,12 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   size_t num_threads() const;
+
+  // Lets all workers, the calling thread among them, run on `cpus` only (numbers of the system),
+  // as far as the calling thread may. Threads that it makes later inherit that. Not within a Run.
+  // Errors: kInvalidArgument if the calling thread may use none of them; kUnsupported if the
+  //   system refuses.
+  void BindTo(std::span<const size_t> cpus);
 
   // Calls body(task, worker) once for each task in [0, num_tasks), num_tasks < 2^32, and returns
   // when all are done; worker < num_threads(). Workers spin for a moment after a loop, so that
