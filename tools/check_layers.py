@@ -28,7 +28,7 @@ LAYERS = {
     "moe/fuseep": ["moe/registry", "parallel", "quant"],
     "moe/oracle": ["moe/contract", "quant"],
     "moe/layer": ["core", "kernels", "quant", "parallel", "moe/contract", "moe/registry", "moe/routing", "moe/ep",
-                  "moe/dispatchers", "moe/runners", "moe/schemes", "moe/eplb"],
+                  "moe/dispatchers", "moe/runners", "moe/schemes", "moe/eplb", "moe/fuseep"],
     "moe/capi": ["moe/layer"],
     "model": ["moe/layer"],
     "engine": ["model"],
