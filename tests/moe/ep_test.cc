@@ -52,6 +52,7 @@ std::vector<Path> AllPaths() {
       for (const char* a2a : {"mooncake", "nixl"})
         paths.push_back({a2a, runner, DeepepMode::kAuto, own});
     }
+    paths.push_back({"ascend_fuseep", "auto", DeepepMode::kAuto, own});
     paths.push_back({"none", "aiter", DeepepMode::kAuto, own});
     paths.push_back({"none", "reference", DeepepMode::kAuto, own});
     paths.push_back({"mori", "aiter", DeepepMode::kAuto, own});
@@ -192,6 +193,7 @@ TEST_F(EpTest, AcrossNodes) {
       const MoeTokens tokens =
           RandomTokens(count, 3, 8, options.hidden, Spread::kSomeSkipped, random_);
       for (const Path& path : AllPaths()) {
+        if (path.a2a == "ascend_fuseep") continue;  // inside a node only
         EpSetup setup = SetupOf(path, 4, count);
         setup.node_size = node_size;
         ExpectOneAnswer(path, setup, layer, tokens, Uneven(count, 4));
@@ -215,7 +217,9 @@ TEST_F(EpTest, EveryScheme) {
     const MoeTokens tokens = RandomTokens(11, 2, 4, options.hidden, Spread::kRandom, random_);
     for (const Path& path : AllPaths()) {
       const auto& able = scheme.runners;
-      if (std::find(able.begin(), able.end(), path.runner) == able.end()) continue;
+      const bool fuses =
+          path.a2a == "ascend_fuseep" && (scheme.name == "unquant" || scheme.name == "w8a8_int8");
+      if (!fuses && std::find(able.begin(), able.end(), path.runner) == able.end()) continue;
       if (path.runner == "reference") continue;  // f64: judged by the other tests
       SCOPED_TRACE(scheme.name);
       ExpectOneAnswer(path, SetupOf(path, 2, 11), layer, tokens, {4, 7});
@@ -284,7 +288,7 @@ TEST_F(EpTest, SummedByRanksAndRoundedRows) {
     double bound;  // of the relative L2 distance
   };
   for (const Path& path : AllPaths()) {
-    if (path.own_tokens || path.runner == "reference") continue;
+    if (path.own_tokens || path.runner == "reference" || path.a2a == "ascend_fuseep") continue;
     for (const Rounding& rounding :
          {Rounding{"auto", "auto", 1e-6}, Rounding{"bf16", "auto", 4e-3},
           Rounding{"auto", "bf16", 4e-3}, Rounding{"fp8", "auto", 5e-2},
@@ -320,6 +324,7 @@ TEST_F(EpTest, OneTokenTooManyIsAnErrorOnEveryRankAndTheNextPassWorks) {
   const MoeTokens tokens = RandomTokens(9, 2, 4, options.hidden, Spread::kRandom, random_);
   for (const Path& path : AllPaths()) {
     if (!path.own_tokens || path.a2a == "mooncake" || path.a2a == "nixl") continue;
+    if (path.a2a == "ascend_fuseep") continue;  // tests/moe/fuseep
     SCOPED_TRACE(path.name());
     EpSetup setup = SetupOf(path, 2, 4);
     const std::string setting =

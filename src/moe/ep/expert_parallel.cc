@@ -63,6 +63,14 @@ RowChannel& ExpertParallel::Channel(ProcessGroup& group, const RowChannelOptions
   return *channels_.back();
 }
 
+ProcessGroup& ExpertParallel::fuse_ep() {
+  if (fuse_ep_ == nullptr) {
+    fuse_ep_ =
+        groups_.moe_ep().Duplicate("fuse_ep", Deadline::After(options_.timeout, "make groups"));
+  }
+  return *fuse_ep_;
+}
+
 ExpertParallel::Slice ExpertParallel::SliceOf(size_t num_tokens, size_t tp_rank) const {
   const size_t ranks = groups_.tp().size();
   const size_t first = num_tokens * tp_rank / ranks;

@@ -10,10 +10,15 @@
 #include "quant/linear.h"
 #include "switchyard/core/error.h"
 #include "switchyard/moe/ep/expert_parallel.h"
+#include "switchyard/moe/fuseep/fused_moe.h"
+#include "switchyard/moe/registry/activation.h"
 #include "switchyard/moe/routing/select_experts.h"
 
 namespace switchyard::moe {
 namespace {
+
+// The backend that bypasses dispatcher and runner.
+constexpr std::string_view kFuseEp = "ascend_fuseep";
 
 [[noreturn]] void Refuse(ErrorCode code, size_t layer_id, const std::string& what) {
   throw Error(code, fmt::format("layer {}: {}", layer_id, what));
@@ -246,6 +251,10 @@ MoeLayer::MoeLayer(const Registry& registry, const MoeLayerConfig& config,
   runner.intermediate_size_per_partition = weights_.intermediate_size;
   runner.top_k = config_.topk.top_k;
   runner.activation_dtype = ActivationDType(options.act_dtype, weights_);
+  if (options.a2a == kFuseEp) {
+    MakeFused(registry, options);
+    return;
+  }
   const std::string chosen =
       ChooseRunner(registry, *scheme_w13_, *scheme_w2_, options, runner.layer_id);
   const DeepepMode mode = ep_ == nullptr ? DeepepMode::kAuto : ep_->options().deepep_mode;
@@ -254,14 +263,58 @@ MoeLayer::MoeLayer(const Registry& registry, const MoeLayerConfig& config,
                               mode == DeepepMode::kLowLatency ? DispatchMode::kLowLatency
                               : mode == DeepepMode::kNormal   ? DispatchMode::kNormal
                                                               : DispatchMode::kAny);
-  const bool sums_at_home = ep_ != nullptr || entries[0]->format != DispatchFormat::kStandard;
-  if (sums_at_home && runner.routed_scaling_factor != 1.0) {
-    // The sum is not finished in the runner: the factor goes into the weights (contract 2.6).
-    weight_scale_ = static_cast<float>(runner.routed_scaling_factor);
-    runner.routed_scaling_factor = 1.0;
-  }
+  if (ep_ != nullptr || entries[0]->format != DispatchFormat::kStandard) ScaleWeights();
   for (const DispatcherEntry* entry : entries)
     paths_.push_back(MakePath(registry, options, *entry, chosen));
+}
+
+MoeLayer::~MoeLayer() = default;
+
+// Where the sum is not finished in the runner the factor goes into the weights (contract 2.6).
+void MoeLayer::ScaleWeights() {
+  weight_scale_ = static_cast<float>(config_.runner.routed_scaling_factor);
+  config_.runner.routed_scaling_factor = 1.0;
+}
+
+void MoeLayer::MakeFused(const Registry& registry, const MoeLayerOptions& options) {
+  MoeRunnerConfig& runner = config_.runner;
+  if (ep_ == nullptr) {
+    Refuse(ErrorCode::kFailedPrecondition, runner.layer_id,
+           "FuseEP works on a group of ranks and was made without one (MoeLayerOptions::ep)");
+  }
+  if (options.runner != "auto" && options.runner != "ascend" && options.runner != "aiter") {
+    Refuse(ErrorCode::kUnsupported, runner.layer_id,
+           fmt::format("--moe-a2a ascend_fuseep computes the experts itself; runner {} cannot take "
+                       "its place (leave --moe-runner at auto)",
+                       options.runner));
+  }
+  if (ep_->moe_tp_size() != 1) {
+    Refuse(ErrorCode::kUnsupported, runner.layer_id,
+           fmt::format("--moe-a2a ascend_fuseep needs whole experts on each rank; they are split "
+                       "over {} (--moe-ep-size {})",
+                       ep_->moe_tp_size(), ep_->ep_size()));
+  }
+  ScaleWeights();
+  runner.formula = ResolveActivation(registry, runner);
+  runner.w13_kernel = {quant_info_.w1.format, quant_info_.a13};
+  runner.w2_kernel = {quant_info_.w2.format, quant_info_.a2};
+  FusedMoeOptions fused;
+  fused.mode = ep_->options().fuseep_mode;
+  fused.num_max_dispatch_tokens_per_rank = ep_->options().num_max_dispatch_tokens_per_rank;
+  fused.buffer_mb = ep_->options().fused_buffer_mb;
+  fused.timeout = ep_->options().timeout;
+  if (ep_->fused_buffer() == nullptr) {
+    const FusedMoeShape shape{runner.hidden_size, runner.top_k, runner.num_local_experts, 0};
+    ep_->fused_buffer() = std::make_shared<FusedMoeBuffer>(ep_->fuse_ep(), shape, fused);
+  }
+  fused_ = std::make_unique<FusedMoe>(ep_->fused_buffer(), runner, fused);
+  // There is a dispatcher, which is never called (contract 3.0).
+  const DispatcherEntry& entry = registry.FindDispatcher("standard");
+  Path path;
+  path.dispatcher = entry.make({runner, "aiter"});
+  path.runner =
+      CreateMoeRunner(registry, {"aiter", "none", true}, runner, quant_info_, entry.format);
+  paths_.push_back(std::move(path));
 }
 
 void MoeLayer::ViewWeights() {
@@ -330,9 +383,10 @@ Rows MoeLayer::ForwardRouted(ExecContext& context, ConstRows hidden, const TopKO
       weights[slot] = topk.weights[slot] * weight_scale_;
     scaled.weights = weights;
   }
-  const bool sliced = ep_ != nullptr && ep_->options().tokens_are_replicated &&
-                      dispatcher().format() != DispatchFormat::kStandard &&
-                      dispatcher().format() != DispatchFormat::kAscendTp;
+  const DispatchFormat format = dispatcher().format();
+  const bool moves_rows =
+      is_fused_ep() || (format != DispatchFormat::kStandard && format != DispatchFormat::kAscendTp);
+  const bool sliced = ep_ != nullptr && ep_->options().tokens_are_replicated && moves_rows;
   if (!sliced) return RunExperts(context, hidden, scaled);
   // All ranks have these tokens; each sends its slice of them, and all get all results.
   const ExpertParallel::Slice slice = ep_->MySlice(hidden.rows);
@@ -345,6 +399,7 @@ Rows MoeLayer::ForwardRouted(ExecContext& context, ConstRows hidden, const TopKO
 }
 
 Rows MoeLayer::RunExperts(ExecContext& context, ConstRows hidden, const TopKOutput& topk) {
+  if (is_fused_ep()) return fused_->Run(context, hidden, topk, quant_info_);
   Dispatcher& dispatcher = this->dispatcher();
   try {
     const DispatchOutput& dispatched = dispatcher.Dispatch(context, hidden, topk);

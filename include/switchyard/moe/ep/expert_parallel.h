@@ -18,6 +18,7 @@
 
 namespace switchyard::moe {
 
+class FusedMoeBuffer;  // moe/fuseep/fused_moe.h
 class RowChannel;
 class TokenGather;
 struct RowChannelOptions;
@@ -83,6 +84,11 @@ class ExpertParallel {
   // Errors: those of ProcessGroup::MakeWindow.
   RowChannel& Channel(ProcessGroup& group, const RowChannelOptions& options);
 
+  // FuseEP's group, a duplicate of moe_ep, and the buffer on it that all layers share (null until
+  // the first layer makes it). The first call is collective.
+  ProcessGroup& fuse_ep();
+  std::shared_ptr<FusedMoeBuffer>& fused_buffer() { return fused_buffer_; }
+
   // The tokens [first, first + count) of `num_tokens` replicated ones that a rank of the TP group
   // owns: routes, sends and sums.
   struct Slice {
@@ -120,6 +126,8 @@ class ExpertParallel {
   ExpertParallelOptions options_;
   std::unique_ptr<ProcessGroup> block_;  // null: moe_ep
   std::vector<std::unique_ptr<RowChannel>> channels_;
+  std::unique_ptr<ProcessGroup> fuse_ep_;
+  std::shared_ptr<FusedMoeBuffer> fused_buffer_;
   std::unique_ptr<TokenGather> gather_;
   ForwardPhase phase_ = ForwardPhase::kPrefill;
   uint64_t pass_ = 0;

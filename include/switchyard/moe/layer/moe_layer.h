@@ -13,6 +13,8 @@
 
 namespace switchyard::moe {
 
+class FusedMoe;
+
 // What a user may choose about a layer.
 struct MoeLayerOptions {
   std::string runner = "auto";  // a registered runner, or auto = the scheme's first
@@ -72,6 +74,7 @@ class MoeLayer {
   //   lacks). All name the layer.
   MoeLayer(const Registry& registry, const MoeLayerConfig& config, const MoeLayerOptions& options,
            ExpertWeights weights);
+  ~MoeLayer();
 
   // Shapes: hidden [T, H]; router_logits [T, E] f32; returns [T, H]. Results live in context.arena.
   //   T may be 0. `record`, if given, receives the routing (views into the arena). `inputs` as
@@ -98,6 +101,9 @@ class MoeLayer {
   // Those of the phase that the ranks are in, where there is one for each.
   const MoeRunner& runner() const { return *PathNow().runner; }
   Dispatcher& dispatcher() const { return *PathNow().dispatcher; }
+  // Whether dispatcher and runner are bypassed by one operation (contract 3.13); those above exist
+  // then, and are not called.
+  bool is_fused_ep() const { return fused_ != nullptr; }
   const SchemeEntry& scheme_w13() const { return *scheme_w13_; }
   const SchemeEntry& scheme_w2() const { return *scheme_w2_; }
   const TopKConfig& topk() const { return config_.topk; }
@@ -118,6 +124,8 @@ class MoeLayer {
   void ViewWeights();
   Path MakePath(const Registry& registry, const MoeLayerOptions& options,
                 const DispatcherEntry& entry, std::string_view runner);
+  void ScaleWeights();
+  void MakeFused(const Registry& registry, const MoeLayerOptions& options);
   Rows RunExperts(ExecContext& context, ConstRows hidden, const TopKOutput& topk);
 
   MoeLayerConfig config_;
@@ -129,7 +137,8 @@ class MoeLayer {
   bool activation_quant_;
   // One, or DeepEP's two: [0] for prefill, [1] for decode.
   std::vector<Path> paths_;
-  float weight_scale_ = 1.0f;  // routed_scaling_factor, where it goes into the weights
+  std::unique_ptr<FusedMoe> fused_;  // backend ascend_fuseep: takes the place of the path
+  float weight_scale_ = 1.0f;        // routed_scaling_factor, where it goes into the weights
 };
 
 }  // namespace switchyard::moe
