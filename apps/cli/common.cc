@@ -120,6 +120,8 @@ ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dty
   options.moe.dispatch_dtype = settings.Get("moe-dispatch-dtype");
   options.moe.combine_dtype = settings.Get("moe-combine-dtype");
   options.num_redundant_experts = settings.GetCount("ep-num-redundant-experts");
+  options.init_expert_location = settings.Get("init-expert-location");
+  if (settings.GetFlag("enable-eplb")) options.rebalance = moe::RebalancerOptionsOf(settings);
   options.moe.act_dtype =
       settings.IsDefault("act-dtype") ? std::string(act_dtype) : settings.Get("act-dtype");
   options.moe.disable_fused = settings.GetFlag("disable-fused-moe");

@@ -9,6 +9,7 @@
 
 #include "engine/step_feed.h"
 #include "switchyard/core/error.h"
+#include "switchyard/core/log.h"
 
 namespace switchyard {
 namespace {
@@ -225,7 +226,6 @@ Rows Executor::Compute(std::span<const ExecutorChunk> chunks, moe::ForwardPhase 
   if (ep_ != nullptr) ep_->BeginPass(phase);
   Rows logits = model_.Forward(context_, chunks_, cache_.view(), observer);
   if (is_shared() && !ep_->options().tokens_are_replicated) logits = CollectLogits(chunks, logits);
-  for (const ExecutorChunk& chunk : chunks) Find(chunk.sequence).length += chunk.tokens.size();
   return logits;
 }
 
@@ -275,7 +275,25 @@ Rows Executor::Forward(std::span<const ExecutorChunk> chunks, ForwardObserver* o
   Extend(chunks);
   const moe::ForwardPhase phase = PhaseOf(chunks);
   if (is_shared()) Tell(chunks, phase);
-  return Compute(chunks, phase, observer);
+  const size_t alive = NumAlive();
+  const Rows logits = Compute(chunks, phase, observer);
+  if (NumAlive() == alive) return Advance(chunks, logits);
+  // A rank was lost on the way, and some terms with it. Its experts may have copies elsewhere, so
+  // the pass is done again: keys and values are written over.
+  Log(LogLevel::kInfo, "the pass is repeated without the lost rank");
+  return Forward(chunks, observer);
+}
+
+// Ranks that take part; with elastic protocols they may become fewer.
+size_t Executor::NumAlive() const {
+  if (ep_ == nullptr) return 1;
+  const std::span<const int32_t> active = ep_->active_ranks();
+  return active.size() - static_cast<size_t>(std::count(active.begin(), active.end(), 0));
+}
+
+Rows Executor::Advance(std::span<const ExecutorChunk> chunks, const Rows& logits) {
+  for (const ExecutorChunk& chunk : chunks) Find(chunk.sequence).length += chunk.tokens.size();
+  return logits;
 }
 
 void Executor::Follow() {
@@ -305,7 +323,7 @@ void Executor::Follow() {
     for (size_t i = 0; i < chunks.size(); ++i) chunks[i].tokens = words.Take(sizes[i]);
     arena_.Reset();
     Extend(chunks);
-    Compute(chunks, phase, nullptr);
+    Advance(chunks, Compute(chunks, phase, nullptr));
   }
 }
 

@@ -15,6 +15,7 @@
 #include "kernels/rope/rope.h"
 #include "model/architectures/architecture.h"
 #include "model/attention.h"
+#include "model/expert_placer.h"
 #include "model/weights.h"
 #include "quant/linear.h"
 #include "switchyard/core/cpu.h"
@@ -100,48 +101,6 @@ std::vector<std::string> FindBadTensors(const std::vector<TensorView>& views,
   return messages;
 }
 
-// Where the experts of a model live when it starts.
-moe::ExpertLocation StartLocation(const ModelConfig& config, const ModelOptions& options) {
-  moe::ExpertLocationSizes sizes;
-  sizes.num_layers = config.num_moe_layers();
-  sizes.num_logical = config.num_experts;
-  sizes.num_physical = config.num_experts + options.num_redundant_experts;
-  if (options.moe.ep != nullptr) {
-    const ProcessGroup& ranks = options.moe.ep->groups().moe_ep();
-    sizes.ep_size = ranks.size();
-    // Nodes count where each has as many ranks.
-    size_t nodes = 1;
-    for (size_t rank = 0; rank < ranks.size(); ++rank)
-      nodes = std::max(nodes, ranks.NodeOf(rank) + 1);
-    if (ranks.size() % nodes == 0) sizes.num_nodes = nodes;
-  }
-  const size_t rest = sizes.num_physical % sizes.ep_size;
-  if (rest != 0 || sizes.num_physical < sizes.ep_size) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} experts of a layer{} cannot be divided evenly among {} ranks; take "
-                            "another number of ranks or --moe-ep-size, or copies "
-                            "(--ep-num-redundant-experts {})",
-                            config.num_experts,
-                            options.num_redundant_experts == 0
-                                ? ""
-                                : fmt::format(" and {} copies", options.num_redundant_experts),
-                            sizes.ep_size, options.num_redundant_experts + sizes.ep_size - rest));
-  }
-  return moe::ExpertLocation::Trivial(sizes);
-}
-
-// The experts of this rank.
-ExpertShare ShareOf(const moe::ExpertLocation& location, const moe::ExpertParallel* ep) {
-  ExpertShare share;
-  if (ep == nullptr) return share;
-  const size_t local = location.sizes().num_physical / ep->ep_size();
-  const auto experts = location.PhysicalToLogical(0).subspan(ep->ep_rank() * local, local);
-  share.experts.assign(experts.begin(), experts.end());
-  share.tp_part = ep->moe_tp_rank();
-  share.tp_parts = ep->moe_tp_size();
-  return share;
-}
-
 }  // namespace
 
 std::vector<KvGroup> PlanKvGroups(const ModelConfig& config) {
@@ -163,7 +122,7 @@ struct Model::Impl {
   std::unique_ptr<Checkpoint> checkpoint;             // of a loaded model
   std::shared_ptr<const MappedMemory> random_memory;  // of a random one
   TransformerWeights weights;
-  std::optional<moe::ExpertLocation> location;
+  std::optional<ExpertPlacer> placer;
   std::vector<std::unique_ptr<moe::MoeLayer>> moe_layers;  // one per layer, nullptr for dense ones
   std::vector<size_t> moe_index;                           // of each layer among the MoE layers
   std::vector<float> frequencies;  // of rope kinds that are the same for all sequences
@@ -181,8 +140,10 @@ struct Model::Impl {
   void RotateAndNormalize(ExecContext& context, const AttentionWeights& attention,
                           const RopeTable& rope, Rows q, Rows k, Rows v) const;
   Rows RunDense(ExecContext& context, const DenseMlpWeights& dense, ConstRows x) const;
-  Rows RunMoe(ExecContext& context, size_t index, ConstRows x, ForwardObserver* observer) const;
-  void ServeOthers(ExecContext& context) const;
+  Rows RunMoe(ExecContext& context, size_t index, ConstRows x, ForwardObserver* observer);
+  void ServeOthers(ExecContext& context);
+  Rows Forward(ExecContext& context, std::span<const SequenceChunk> chunks, const KvView& cache,
+               ForwardObserver* observer);
   Rows Head(ExecContext& context, std::span<const SequenceChunk> chunks, ConstRows x) const;
 };
 
@@ -200,7 +161,7 @@ std::unique_ptr<Model> Model::Load(std::shared_ptr<const ModelFiles> files,
   impl->config = ReadConfig(*files);
   impl->options = options;
   impl->checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(std::move(files)));
-  impl->location = StartLocation(impl->config, options);
+  impl->placer.emplace(impl->config, impl->options);
   // Every view that the model reads, for the scan.
   class Recorder : public CheckpointSource {
    public:
@@ -212,7 +173,7 @@ std::unique_ptr<Model> Model::Load(std::shared_ptr<const ModelFiles> files,
     std::vector<TensorView> views;
     std::vector<std::string> names;
   } source(*impl->checkpoint);
-  impl->weights = BindWeights(impl->config, source, ShareOf(*impl->location, options.moe.ep));
+  impl->weights = BindWeights(impl->config, source, impl->placer->Share());
   if (options.check_values) {
     impl->bad_tensors = FindBadTensors(source.views, source.names, pool);
     constexpr size_t kShown = 5;
@@ -232,8 +193,8 @@ std::unique_ptr<Model> Model::Random(const ModelConfig& config, DType dtype,
   auto impl = std::make_unique<Impl>();
   impl->config = config;
   impl->options = options;
-  impl->location = StartLocation(config, options);
-  const ExpertShare share = ShareOf(*impl->location, options.moe.ep);
+  impl->placer.emplace(config, impl->options);
+  const ExpertShare share = impl->placer->Share();
   const size_t bytes = RandomWeightBytes(config, dtype, share);
   if (const size_t available = AvailableBytes(); available != 0 && bytes > available) {
     throw Error(ErrorCode::kResourceExhausted,
@@ -264,10 +225,15 @@ void Model::Impl::Build() {
     layer.topk.renormalize = config.renormalize;
     layer.runner.layer_id = i;
     layer.runner.activation = config.activation;
-    layer.num_physical_experts = location->sizes().num_physical;
+    layer.num_physical_experts = placer->location().sizes().num_physical;
     moe_layers[i] = std::make_unique<moe::MoeLayer>(moe::BuiltinRegistry(), layer, options.moe,
                                                     std::move(weights.layers[i].experts));
   }
+  std::vector<moe::ExpertWeights*> layers;
+  for (const auto& layer : moe_layers) {
+    if (layer != nullptr) layers.push_back(&layer->mutable_weights());
+  }
+  placer->Attach(std::move(layers));
 }
 
 DType Model::Impl::ActFor(const AttentionWeights& attention) const {
@@ -365,7 +331,7 @@ Rows Model::Impl::RunDense(ExecContext& context, const DenseMlpWeights& dense, C
 }
 
 Rows Model::Impl::RunMoe(ExecContext& context, size_t index, ConstRows x,
-                         ForwardObserver* observer) const {
+                         ForwardObserver* observer) {
   // The router stays in f32 whatever the other activations do: which experts are chosen must not
   // depend on it.
   const Rows logits = context.arena.AllocateRows(x.rows, config.num_experts);
@@ -373,14 +339,20 @@ Rows Model::Impl::RunMoe(ExecContext& context, size_t index, ConstRows x,
   moe::RoutingRecord record;
   moe::TopKInputs inputs;
   moe::ExpertPlacement placement;
-  if (location->sizes().num_physical != config.num_experts) {
-    placement = location->Placement(moe_index[index],
-                                    options.moe.ep == nullptr ? 0 : options.moe.ep->ep_rank(),
-                                    moe::DefaultDispatchAlgorithm(options.moe.a2a));
-    inputs.placement = &placement;
-  }
+  placer->Fill(moe_index[index], placement, inputs);
   const Rows out = moe_layers[index]->Forward(context, x, logits, &record, inputs);
-  if (observer != nullptr) observer->OnRouting(index, record.topk);
+  if (observer == nullptr) return out;
+  if (placer->has_copies()) {
+    // Who looks on wants to know which experts, not which of their copies.
+    const std::span<const int32_t> logical = placer->PhysicalToLogical(moe_index[index]);
+    const std::span<int32_t> ids = context.arena.AllocateSpan<int32_t>(record.topk.ids.size());
+    for (size_t slot = 0; slot < ids.size(); ++slot) {
+      const int32_t id = record.topk.ids[slot];
+      ids[slot] = id < 0 ? id : logical[static_cast<size_t>(id)];
+    }
+    record.topk.ids = ids;
+  }
+  observer->OnRouting(index, record.topk);
   return out;
 }
 
@@ -411,30 +383,43 @@ Rows Model::Impl::Head(ExecContext& context, std::span<const SequenceChunk> chun
 
 Rows Model::Forward(ExecContext& context, std::span<const SequenceChunk> chunks,
                     const KvView& cache, ForwardObserver* observer) {
-  const Impl& impl = *impl_;
-  SY_CHECK_EQ(cache.layers.size(), impl.config.layers.size());
-  const Rows x = impl.Embed(context, chunks);
-  if (x.rows == 0) {
-    impl.ServeOthers(context);
-    return Rows(nullptr, 0, impl.config.vocab_size);
+  Impl& impl = *impl_;
+  impl.placer->BeginPass();
+  try {
+    const Rows logits = impl.Forward(context, chunks, cache, observer);
+    impl.placer->EndPass();
+    return logits;
+  } catch (...) {
+    impl.placer->AbortPass();
+    throw;
   }
-  const RopeTable rope = MakeRopeTable(context, impl.config.rope, impl.frequencies, chunks, x.rows);
-  for (size_t i = 0; i < impl.config.layers.size(); ++i) {
-    impl.RunAttention(context, chunks, cache, i, rope, x);
+}
+
+Rows Model::Impl::Forward(ExecContext& context, std::span<const SequenceChunk> chunks,
+                          const KvView& cache, ForwardObserver* observer) {
+  SY_CHECK_EQ(cache.layers.size(), config.layers.size());
+  const Rows x = Embed(context, chunks);
+  if (x.rows == 0) {
+    ServeOthers(context);
+    return Rows(nullptr, 0, config.vocab_size);
+  }
+  const RopeTable rope = MakeRopeTable(context, config.rope, frequencies, chunks, x.rows);
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    RunAttention(context, chunks, cache, i, rope, x);
     const ArenaScope scope(context.arena);
     const Rows normed =
-        Normalize(context, x, impl.weights.layers[i].post_attention_norm, impl.config.norm_eps);
-    const Rows out = impl.config.layers[i].is_moe
-                         ? impl.RunMoe(context, i, normed, observer)
-                         : impl.RunDense(context, impl.weights.layers[i].dense, normed);
+        Normalize(context, x, weights.layers[i].post_attention_norm, config.norm_eps);
+    const Rows out = config.layers[i].is_moe
+                         ? RunMoe(context, i, normed, observer)
+                         : RunDense(context, weights.layers[i].dense, normed);
     AddRows(context, out, x);
     if (observer != nullptr) observer->OnLayer(i, x);
   }
-  return impl.Head(context, chunks, x);
+  return Head(context, chunks, x);
 }
 
 // A pass without tokens of its own: the experts of this rank still compute those of the others.
-void Model::Impl::ServeOthers(ExecContext& context) const {
+void Model::Impl::ServeOthers(ExecContext& context) {
   if (options.moe.ep == nullptr || options.moe.ep->options().tokens_are_replicated) return;
   const Rows none(nullptr, 0, config.hidden_size);
   for (size_t i = 0; i < config.layers.size(); ++i) {
@@ -444,7 +429,9 @@ void Model::Impl::ServeOthers(ExecContext& context) const {
 }
 
 const ModelConfig& Model::config() const { return impl_->config; }
-const moe::ExpertLocation& Model::expert_location() const { return *impl_->location; }
+std::span<const int32_t> Model::ExpertMap(size_t moe_layer) const {
+  return impl_->placer->PhysicalToLogical(moe_layer);
+}
 bool Model::is_elastic() const {
   return impl_->options.moe.a2a == "mooncake" || impl_->options.moe.a2a == "nixl";
 }

@@ -27,11 +27,7 @@ constexpr std::array<std::string_view, 2> kMoeBlockNames = {"mlp", "block_sparse
 class Binder {
  public:
   Binder(const ModelConfig& config, TensorSource& source, const ExpertShare& share)
-      : config_(config), source_(source), share_(share), is_mine_(config.num_experts, true) {
-    if (share.experts.empty()) return;
-    is_mine_.assign(config.num_experts, false);
-    for (int32_t expert : share.experts) is_mine_.at(static_cast<size_t>(expert)) = true;
-  }
+      : config_(config), source_(source), share_(share) {}
 
   TransformerWeights Bind() {
     TransformerWeights weights;
@@ -123,6 +119,11 @@ class Binder {
       if (source_.Has(candidate + "gate.weight")) block = candidate;
     }
     layer.router = Matrix(block + "gate.weight", config_.num_experts, config_.hidden_size);
+    is_mine_.assign(config_.num_experts, share_.experts.empty());
+    if (!share_.experts.empty()) {
+      for (int32_t expert : share_.experts[num_moe_])
+        is_mine_.at(static_cast<size_t>(expert)) = true;
+    }
     moe::ExpertWeights& experts = layer.experts;
     experts.hidden_size = config_.hidden_size;
     experts.intermediate_size = config_.moe_intermediate_size;
@@ -131,7 +132,8 @@ class Binder {
     } else {
       BindSeparateExperts(block + "experts.", experts);
     }
-    if (!share_.experts.empty()) experts = moe::PickExperts(experts, share_.experts);
+    if (!share_.experts.empty()) experts = moe::PickExperts(experts, share_.experts[num_moe_]);
+    ++num_moe_;
     experts = moe::SplitExperts(experts, share_.tp_part, share_.tp_parts);
   }
 
@@ -227,7 +229,8 @@ class Binder {
   const ModelConfig& config_;
   TensorSource& source_;
   const ExpertShare& share_;
-  std::vector<bool> is_mine_;  // [E]
+  size_t num_moe_ = 0;         // MoE layers so far
+  std::vector<bool> is_mine_;  // [E] of the present one
   std::vector<std::pair<TensorView, std::vector<float>*>>
       vectors_;  // checked and read when all tensors are known to be there
   std::vector<SameType> same_type_;

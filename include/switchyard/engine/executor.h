@@ -96,6 +96,8 @@ class Executor {
   void Tell(std::span<const ExecutorChunk> chunks, moe::ForwardPhase phase);
   Rows Compute(std::span<const ExecutorChunk> chunks, moe::ForwardPhase phase,
                ForwardObserver* observer);
+  size_t NumAlive() const;
+  Rows Advance(std::span<const ExecutorChunk> chunks, const Rows& logits);
   Rows CollectLogits(std::span<const ExecutorChunk> chunks, const Rows& mine);
 
   Model& model_;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,7 +14,7 @@
 #include "switchyard/model/config.h"
 #include "switchyard/model/files.h"
 #include "switchyard/model/kv_view.h"
-#include "switchyard/moe/eplb/location.h"
+#include "switchyard/moe/eplb/rebalancer.h"
 #include "switchyard/moe/layer/moe_layer.h"
 
 namespace switchyard {
@@ -48,6 +49,8 @@ struct ModelOptions {
   // rank's part: all of it but the experts of other ranks.
   moe::MoeLayerOptions moe;
   size_t num_redundant_experts = 0;  // copies beside the first ones, over all ranks of a layer
+  std::string init_expert_location = "trivial";    // see moe::InitialLocation
+  std::optional<moe::RebalancerOptions> rebalance;  // move experts as their loads ask for
   bool check_values = true;  // read all weights at load: warms the page cache, and warns of NaN and
                              // infinity by name
 };
@@ -82,9 +85,9 @@ class Model {
   const ModelConfig& config() const;
   // Bytes of all weights as stored; those of all ranks.
   size_t weight_bytes() const;
-  // Where the experts of the MoE layers (counted alone) live, and the weights of those that this
-  // rank has.
-  const moe::ExpertLocation& expert_location() const;
+  // Which logical expert each slot of a MoE layer (counted alone) holds now, over all ranks, and the
+  // weights of those of this rank. Shapes: [P].
+  std::span<const int32_t> ExpertMap(size_t moe_layer) const;
   const moe::ExpertWeights& experts(size_t moe_layer) const;
   // Most tokens of a rank in one pass that the exchange takes in every phase.
   size_t max_tokens_per_rank() const;

@@ -159,6 +159,30 @@ ExpertLocation ExpertLocation::FromPlan(const ExpertPlan& plan, size_t ep_size, 
   return location;
 }
 
+ExpertLocation ExpertLocation::WithoutRanks(std::span<const int32_t> active_ranks) const {
+  if (active_ranks.size() != sizes_.ep_size) {
+    Invalid(fmt::format("{} ranks are said to be alive or lost, the location has {}",
+                        active_ranks.size(), sizes_.ep_size));
+  }
+  ExpertLocation left = *this;
+  left.physical_to_logical_ = physical_to_logical_;
+  left.ListReplicas();
+  const size_t slots_per_rank = sizes_.num_physical / sizes_.ep_size;
+  for (size_t row = 0; row < left.num_valid_.size(); ++row) {
+    const auto list = left.logical_to_physical_.begin() +
+                      static_cast<std::ptrdiff_t>(row * left.max_replicas_);
+    const auto end = list + left.num_valid_[row];
+    const auto alive = std::stable_partition(list, end, [&](int32_t slot) {
+      return active_ranks[static_cast<size_t>(slot) / slots_per_rank] != 0;
+    });
+    if (alive == list) continue;
+    std::fill(alive, end, -1);
+    left.num_valid_[row] = static_cast<int32_t>(alive - list);
+  }
+  left.ChooseRanks();
+  return left;
+}
+
 // Lists and counts from physical_to_logical_.
 void ExpertLocation::ListReplicas() {
   const size_t rows = sizes_.num_layers * sizes_.num_logical;

@@ -348,16 +348,6 @@ const MoeLayer::Path& MoeLayer::PathNow() const {
   return decode ? paths_.back() : paths_.front();
 }
 
-void MoeLayer::ReplaceExperts(ExpertWeights weights) {
-  CheckWeights(config_, weights, *scheme_w13_, *scheme_w2_);
-  if (weights.w1.format != weights_.w1.format || weights.w2.format != weights_.w2.format) {
-    Refuse(ErrorCode::kInvalidArgument, config_.runner.layer_id,
-           "experts of another format cannot take the place of the old ones");
-  }
-  weights_ = std::move(weights);
-  ViewWeights();
-}
-
 Rows MoeLayer::Forward(ExecContext& context, ConstRows hidden, ConstRows router_logits,
                        RoutingRecord* record, const TopKInputs& inputs) {
   TopKInputs filled = inputs;

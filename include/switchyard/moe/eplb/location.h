@@ -39,6 +39,12 @@ class ExpertLocation {
   // Errors: as FromMap, and kInvalidArgument if a list contradicts the map.
   static ExpertLocation FromPlan(const ExpertPlan& plan, size_t ep_size, size_t num_nodes = 1);
 
+  // The same experts in the same places, but tokens are sent to ranks that are alive: lists name
+  // only replicas there. An expert that has none keeps those that it had.
+  // Shapes: active_ranks [R], 0 = lost.
+  // Errors: kInvalidArgument if there is not one entry per rank.
+  ExpertLocation WithoutRanks(std::span<const int32_t> active_ranks) const;
+
   const ExpertLocationSizes& sizes() const { return sizes_; }
   size_t max_replicas() const { return max_replicas_; }  // X
 

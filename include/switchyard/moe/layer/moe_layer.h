@@ -109,10 +109,9 @@ class MoeLayer {
   const TopKConfig& topk() const { return config_.topk; }
   const ExpertWeights& weights() const { return weights_; }
 
-  // Puts other experts into the places of this rank (contract 7.4); the same number, shapes and
-  // formats. Between passes, on all ranks alike.
-  // Errors: those of the constructor about weights; the layer is then as before.
-  void ReplaceExperts(ExpertWeights weights);
+  // For whoever moves experts between ranks (moe/eplb/rebalancer.h): pointers may be replaced in
+  // place, between passes, by others to the same shapes and formats.
+  ExpertWeights& mutable_weights() { return weights_; }
 
  private:
   // A dispatcher and the runner behind it.
