@@ -101,13 +101,22 @@ std::shared_ptr<const Tokenizer> OpenTokenizer(const ModelFiles& files) {
   return Tokenizer::Create(contents);
 }
 
-std::unique_ptr<ThreadPool> MakeThreadPool(const Settings& settings) {
+std::unique_ptr<ThreadPool> MakeThreadPool(const Settings& settings, NumaPlacement* numa) {
   RefuseWhatThisBuildLacks(settings);
   const std::string& isa = settings.Get("isa");
   for (Isa level : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
     if (isa == IsaName(level)) CapIsa(level);
   }
-  const size_t threads = settings.GetCount("threads", AvailableCpus());
+  size_t threads = AvailableCpus();
+  if (numa != nullptr) {
+    const auto [local_rank, local_size] = PlaceOnHost();
+    *numa = ChooseNumaPlacement(ReadNumaTopology(), local_rank, local_size);
+    // Threads inherit the binding of the one that makes them.
+    if (!numa->is_only_node) BindThisThread(numa->cpus);
+    if (local_size > 1)
+      threads = std::max<size_t>(1, std::min(threads, numa->cpus.size()) / numa->ranks_on_nodes);
+  }
+  threads = settings.GetCount("threads", threads);
   Log(LogLevel::kInfo, "threads",
       {{"count", std::to_string(threads)}, {"source", settings.Source("threads")}});
   return std::make_unique<ThreadPool>(threads);
@@ -122,6 +131,10 @@ ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dty
   options.num_redundant_experts = settings.GetCount("ep-num-redundant-experts");
   options.init_expert_location = settings.Get("init-expert-location");
   if (settings.GetFlag("enable-eplb")) options.rebalance = moe::RebalancerOptionsOf(settings);
+  const std::string& algorithm = settings.Get("ep-dispatch-algorithm");
+  if (algorithm == "static") options.dispatch = moe::DispatchAlgorithm::kStatic;
+  if (algorithm == "dynamic") options.dispatch = moe::DispatchAlgorithm::kDynamic;
+  if (algorithm == "fake") options.dispatch = moe::DispatchAlgorithm::kFake;
   options.moe.act_dtype =
       settings.IsDefault("act-dtype") ? std::string(act_dtype) : settings.Get("act-dtype");
   options.moe.disable_fused = settings.GetFlag("disable-fused-moe");
@@ -140,7 +153,7 @@ DType KvDType(const Settings& settings, DType activation_dtype) {
 LoadedModel LoadModel(const ModelRequest& request, const Settings& settings) {
   const double start = SecondsSinceStart();
   LoadedModel loaded;
-  loaded.pool = MakeThreadPool(settings);
+  loaded.pool = MakeThreadPool(settings, &loaded.numa);
   const std::string name = request.random ? request.random->architecture : request.model;
   loaded.ranks = ModelRanks::Make(settings, name, request.max_sequences);
   ExecutorOptions executor;
@@ -169,6 +182,7 @@ LoadedModel LoadModel(const ModelRequest& request, const Settings& settings) {
        {"architecture", loaded.model->config().architecture},
        {"context", std::to_string(loaded.executor->context_length())},
        {"seconds", fmt::format("{:.3f}", loaded.load_seconds)}});
+  if (request.on_every_rank) request.on_every_rank(loaded);
   if (IsFirstRank()) return loaded;
   loaded.executor->Follow();
   // All ranks free in the same order, and before an exception is under way.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "ranks.h"
+#include "switchyard/core/numa.h"
 #include "switchyard/core/settings.h"
 #include "switchyard/core/thread_pool.h"
 #include "switchyard/engine/executor.h"
@@ -34,8 +36,10 @@ std::shared_ptr<const ModelFiles> OpenModelFiles(const std::string& model);
 // Errors: kNotFound naming the file that is missing; kCorruptData from the tokenizer.
 std::shared_ptr<const Tokenizer> OpenTokenizer(const ModelFiles& files);
 
-// Applies --isa and --threads.
-std::unique_ptr<ThreadPool> MakeThreadPool(const Settings& settings);
+// Applies --isa and --threads. Ranks that share a host divide its NUMA nodes and CPUs among them:
+// `numa`, if given, receives this rank's share, to which its threads are bound where there are
+// several nodes.
+std::unique_ptr<ThreadPool> MakeThreadPool(const Settings& settings, NumaPlacement* numa = nullptr);
 
 // The model options that the settings ask for; `act_dtype` is what the verb takes if nobody set it.
 ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dtype);
@@ -46,6 +50,7 @@ DType KvDType(const Settings& settings, DType activation_dtype);
 // A model ready to compute.
 struct LoadedModel {
   std::shared_ptr<const ModelFiles> files;  // null for random weights
+  NumaPlacement numa;                       // of this rank
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<ModelRanks> ranks;  // null on one rank
   std::unique_ptr<Model> model;
@@ -60,6 +65,8 @@ struct ModelRequest {
   // Instead of the model: random weights in this shape.
   std::optional<ModelConfig> random = {};
   DType random_dtype = DType::kBF16;
+  // Called on every rank once the model is ready; collective calls are possible.
+  std::function<void(const LoadedModel& loaded)> on_every_rank = {};
 };
 // Under mpirun only rank 0 returns: the others compute what it asks for until its executor is
 // destroyed, and end by FollowerDone.

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "common.h"
+#include "inspect_placement.h"
 #include "inspect_routing.h"
 #include "model/architectures/architecture.h"
 #include "switchyard/core/error.h"
@@ -22,7 +23,7 @@ using nlohmann::ordered_json;
 
 struct Options {
   std::string model;
-  bool json = false, routing = false, tensors = false, verify = false;
+  bool json = false, placement = false, routing = false, tensors = false, verify = false;
 };
 
 // The window of every layer, runs of equal ones joined: "0-23: all keys, 24-31: 4096".
@@ -227,9 +228,17 @@ std::function<int()> SetUpInspect(CLI::App& app, Settings& settings) {
   CLI::Option* html =
       app.add_option("--html", picture->html, "with --routing: write a heat map to this file")
           ->needs(routing);
+  app.add_flag("--placement", options->placement,
+               "load the model and show which rank, NUMA node and memory holds what; under mpirun "
+               "for all ranks")
+      ->excludes(tensors)
+      ->excludes(verify)
+      ->excludes(routing);
   AddSettingOptions(app, settings);
   return [options, picture, html, &settings] {
-    if (!options->routing) return Run(*options, settings);
+    if (options->placement) return InspectPlacement(options->model, options->json, settings);
+    // What is in a file needs no ranks.
+    if (!options->routing) return IsFirstRank() ? Run(*options, settings) : 0;
     picture->model = options->model;
     picture->json = options->json;
     picture->has_html = html->count() > 0;

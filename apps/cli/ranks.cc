@@ -80,6 +80,18 @@ moe::ExpertParallelOptions MakeOptions(const Settings& settings, const ParallelC
 
 ProcessGroup* World() { return g_world; }
 void SetWorld(ProcessGroup* world) { g_world = world; }
+HostPlace PlaceOnHost() {
+  if (g_world == nullptr) return {};
+  // The launcher knows; SWITCHYARD_FAKE_NODE_SIZE makes up nodes.
+  const char* rank = std::getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+  const char* size = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  if (rank != nullptr && size != nullptr)
+    return {std::strtoul(rank, nullptr, 10), std::max(1ul, std::strtoul(size, nullptr, 10))};
+  const std::span<const size_t> peers = g_world->node_peers();
+  const auto mine = std::find(peers.begin(), peers.end(), g_world->rank());
+  return {static_cast<size_t>(mine - peers.begin()), peers.size()};
+}
+
 bool IsFirstRank() { return g_world == nullptr || g_world->rank() == 0; }
 
 std::unique_ptr<ModelRanks> ModelRanks::Make(const Settings& settings, std::string_view model,

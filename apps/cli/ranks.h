@@ -20,6 +20,13 @@ void SetWorld(ProcessGroup* world);
 // Whether this rank owns stdin, stdout and error messages.
 bool IsFirstRank();
 
+// This rank's number among those on its host, and how many they are; {0, 1} without mpirun.
+struct HostPlace {
+  size_t rank = 0;
+  size_t size = 1;
+};
+HostPlace PlaceOnHost();
+
 // What ends a rank that has followed rank 0 to its end; caught by main.
 struct FollowerDone {};
 

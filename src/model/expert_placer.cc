@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "switchyard/core/error.h"
+#include "switchyard/core/log.h"
 #include "switchyard/moe/ep/expert_parallel.h"
 #include "switchyard/moe/eplb/placement_files.h"
 
@@ -34,8 +35,7 @@ moe::ExpertLocation StartLocation(const ModelConfig& config, const ModelOptions&
                                 : fmt::format(" and {} copies", options.num_redundant_experts),
                             sizes.ep_size, options.num_redundant_experts + sizes.ep_size - rest));
   }
-  const moe::EplbPolicy policy =
-      options.rebalance ? options.rebalance->policy : moe::EplbPolicy();
+  const moe::EplbPolicy policy = options.rebalance ? options.rebalance->policy : moe::EplbPolicy();
   return moe::InitialLocation(options.init_expert_location, sizes, policy);
 }
 
@@ -44,9 +44,9 @@ moe::ExpertLocation StartLocation(const ModelConfig& config, const ModelOptions&
 ExpertPlacer::ExpertPlacer(const ModelConfig& config, const ModelOptions& options)
     : ep_(options.moe.ep),
       options_(options),
-      algorithm_(options.rebalance ? moe::ResolveDispatchAlgorithm(options.rebalance->dispatch,
-                                                                   options.moe.a2a)
-                                   : moe::DefaultDispatchAlgorithm(options.moe.a2a)),
+      algorithm_(options.dispatch
+                     ? moe::ResolveDispatchAlgorithm(*options.dispatch, options.moe.a2a)
+                     : moe::DefaultDispatchAlgorithm(options.moe.a2a)),
       has_copies_(options.num_redundant_experts != 0 || options.rebalance ||
                   options.init_expert_location != "trivial") {
   if (config.num_moe_layers() != 0) location_ = StartLocation(config, options);
@@ -98,7 +98,15 @@ void ExpertPlacer::BeginPass() {
 }
 
 void ExpertPlacer::EndPass() {
-  if (rebalancer_ != nullptr) rebalancer_->EndStep();
+  if (rebalancer_ == nullptr) return;
+  const size_t before = rebalancer_->stats().layers_moved;
+  rebalancer_->EndStep();
+  const moe::RebalanceStats& stats = rebalancer_->stats();
+  if (stats.layers_moved == before) return;
+  Log(LogLevel::kInfo, "experts moved",
+      {{"layers", std::to_string(stats.layers_moved - before)},
+       {"received_bytes", std::to_string(stats.bytes_received)},
+       {"utilization_before", fmt::format("{:.3f}", stats.last_utilization)}});
 }
 
 void ExpertPlacer::AbortPass() noexcept {

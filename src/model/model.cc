@@ -409,9 +409,8 @@ Rows Model::Impl::Forward(ExecContext& context, std::span<const SequenceChunk> c
     const ArenaScope scope(context.arena);
     const Rows normed =
         Normalize(context, x, weights.layers[i].post_attention_norm, config.norm_eps);
-    const Rows out = config.layers[i].is_moe
-                         ? RunMoe(context, i, normed, observer)
-                         : RunDense(context, weights.layers[i].dense, normed);
+    const Rows out = config.layers[i].is_moe ? RunMoe(context, i, normed, observer)
+                                             : RunDense(context, weights.layers[i].dense, normed);
     AddRows(context, out, x);
     if (observer != nullptr) observer->OnLayer(i, x);
   }

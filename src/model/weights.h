@@ -41,7 +41,7 @@ struct TransformerWeights {
 struct ExpertShare {
   // Logical expert of each slot of this rank, for each MoE layer; empty = all, in order.
   std::vector<std::vector<int32_t>> experts;
-  size_t tp_part = 0;            // part of each expert that it computes (MoE-TP)
+  size_t tp_part = 0;  // part of each expert that it computes (MoE-TP)
   size_t tp_parts = 1;
 };
 

@@ -49,8 +49,10 @@ struct ModelOptions {
   // rank's part: all of it but the experts of other ranks.
   moe::MoeLayerOptions moe;
   size_t num_redundant_experts = 0;  // copies beside the first ones, over all ranks of a layer
-  std::string init_expert_location = "trivial";    // see moe::InitialLocation
+  std::string init_expert_location = "trivial";     // see moe::InitialLocation
   std::optional<moe::RebalancerOptions> rebalance;  // move experts as their loads ask for
+  // Which copy of an expert takes a token; unset = as the backend wants it.
+  std::optional<moe::DispatchAlgorithm> dispatch;
   bool check_values = true;  // read all weights at load: warms the page cache, and warns of NaN and
                              // infinity by name
 };
@@ -85,8 +87,8 @@ class Model {
   const ModelConfig& config() const;
   // Bytes of all weights as stored; those of all ranks.
   size_t weight_bytes() const;
-  // Which logical expert each slot of a MoE layer (counted alone) holds now, over all ranks, and the
-  // weights of those of this rank. Shapes: [P].
+  // Which logical expert each slot of a MoE layer (counted alone) holds now, over all ranks, and
+  // the weights of those of this rank. Shapes: [P].
   std::span<const int32_t> ExpertMap(size_t moe_layer) const;
   const moe::ExpertWeights& experts(size_t moe_layer) const;
   // Most tokens of a rank in one pass that the exchange takes in every phase.

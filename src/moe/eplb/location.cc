@@ -169,8 +169,8 @@ ExpertLocation ExpertLocation::WithoutRanks(std::span<const int32_t> active_rank
   left.ListReplicas();
   const size_t slots_per_rank = sizes_.num_physical / sizes_.ep_size;
   for (size_t row = 0; row < left.num_valid_.size(); ++row) {
-    const auto list = left.logical_to_physical_.begin() +
-                      static_cast<std::ptrdiff_t>(row * left.max_replicas_);
+    const auto list =
+        left.logical_to_physical_.begin() + static_cast<std::ptrdiff_t>(row * left.max_replicas_);
     const auto end = list + left.num_valid_[row];
     const auto alive = std::stable_partition(list, end, [&](int32_t slot) {
       return active_ranks[static_cast<size_t>(slot) / slots_per_rank] != 0;
