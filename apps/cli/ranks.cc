@@ -123,7 +123,7 @@ std::unique_ptr<ModelRanks> ModelRanks::Make(const Settings& settings, std::stri
 
 void ModelRanks::Watch() {
   ProcessGroup& moe_ep = groups_->moe_ep();
-  ep_->SetIsDead([this, &moe_ep](size_t rank) { return IsDead(moe_ep.WorldRank(rank)); });
+  ep_->SetIsDead([this](size_t rank) { return IsDead(rank); });
   ep_->SetOnRankLost([this, &moe_ep](size_t rank, std::string_view why) {
     const size_t world_rank = moe_ep.WorldRank(rank);
     Log(LogLevel::kWarning, fmt::format("goes on without rank {} and its experts ({}): {}",

@@ -31,7 +31,7 @@ void StepFeed::AwaitTaken() {
   for (size_t rank = 1; rank < group_.size(); ++rank) {
     if (peers_.is_lost && peers_.is_lost(rank)) continue;
     window_->Await(rank, kTaken, epoch_, deadline, [&] {
-      if (peers_.is_dead && peers_.is_dead(rank)) {
+      if (peers_.is_dead && peers_.is_dead(group_.WorldRank(rank))) {
         throw Error(ErrorCode::kUnavailable,
                     fmt::format("rank {} has died before step {}", group_.WorldRank(rank), epoch_));
       }
@@ -70,7 +70,7 @@ std::span<const int32_t> StepFeed::Receive() {
   }
   ++epoch_;
   const Signal signal = window_->Await(0, kMessage, epoch_, never, [&] {
-    if (peers_.is_dead && peers_.is_dead(0))
+    if (peers_.is_dead && peers_.is_dead(group_.WorldRank(0)))
       throw Error(ErrorCode::kUnavailable, fmt::format("rank 0 has died before step {}", epoch_));
   });
   words_.resize(signal.count);

@@ -18,7 +18,7 @@ namespace switchyard {
 class StepFeed {
  public:
   struct Peers {
-    std::function<bool(size_t rank)> is_dead;  // of the group; may be empty
+    std::function<bool(size_t rank)> is_dead;  // of the world; may be empty
     std::function<bool(size_t rank)> is_lost;  // goes on without it; may be empty
     std::chrono::milliseconds timeout{10000};
   };

@@ -27,8 +27,9 @@ struct ExecutorOptions {
   // The ranks that share the model, as it was loaded; null for one. The executor of rank 0 is used
   // as if it were alone; those of the others Follow it.
   moe::ExpertParallel* ep = nullptr;
-  size_t max_pass_tokens = 4096;                  // most tokens of one pass, with ep
-  std::function<bool(size_t rank)> is_dead = {};  // whether the process of a rank of TP has ended
+  size_t max_pass_tokens = 4096;  // most tokens of one pass, with ep
+  std::function<bool(size_t rank)> is_dead =
+      {};  // whether the process of a rank of the world has ended
 };
 
 using SequenceId = uint64_t;

@@ -115,7 +115,7 @@ bool RowChannel::IsActive(size_t rank) const {
 // A process that has ended is noticed long before the deadline.
 Signal RowChannel::LookUntil(size_t rank, Flag flag, const Deadline& deadline) const {
   return window_->Await(rank, flag, epoch_, deadline, [&] {
-    if (ep_.IsDead(rank))
+    if (ep_.IsDead(group_.WorldRank(rank)))
       throw Error(ErrorCode::kUnavailable, fmt::format("rank {} has died", group_.WorldRank(rank)));
   });
 }

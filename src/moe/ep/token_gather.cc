@@ -38,7 +38,7 @@ void TokenGather::RunInNode(ConstRows mine, Rows out, size_t num_tokens) {
     const ExpertParallel::Slice slice = ep_.SliceOf(num_tokens, rank);
     if (rank != group_.rank()) {
       window_->Await(rank, 0, epoch_, deadline, [&] {
-        if (ep_.IsDead(rank))
+        if (ep_.IsDead(group_.WorldRank(rank)))
           throw Error(ErrorCode::kUnavailable, fmt::format("rank {} has died", rank));
       });
     }

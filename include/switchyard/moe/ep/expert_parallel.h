@@ -112,10 +112,10 @@ class ExpertParallel {
   void SetOnRankLost(std::function<void(size_t ep_rank, std::string_view why)> callback);
   // For the elastic protocols: takes a rank out in the middle of a pass.
   void MarkLost(size_t ep_rank, std::string_view why);
-  // Whether the process of a rank of moe_ep has ended, as far as this host can tell: looked at
+  // Whether the process of a rank of the world has ended, as far as this host can tell: looked at
   // while waiting. Unset: never.
-  void SetIsDead(std::function<bool(size_t ep_rank)> probe) { is_dead_ = std::move(probe); }
-  bool IsDead(size_t ep_rank) const { return is_dead_ && is_dead_(ep_rank); }
+  void SetIsDead(std::function<bool(size_t world_rank)> probe) { is_dead_ = std::move(probe); }
+  bool IsDead(size_t world_rank) const { return is_dead_ && is_dead_(world_rank); }
 
   // No wait has a limit until the first combine of an elastic protocol has completed.
   void SetWarm() { is_warm_ = true; }
