@@ -37,7 +37,12 @@ std::string EpSetup::Describe() const {
 void RunEp(const EpSetup& setup, const std::function<void(EpRank&)>& body) {
   RunRanks(RankOptions{.num_ranks = setup.ranks, .node_size = setup.node_size},
            [&](ProcessGroup& world) {
-             EpRank rank(world, setup.Config(), setup.options);
+             std::unique_ptr<ProcessGroup> ordered;
+             if (!setup.order.empty()) {
+               ordered = world.Split(0, setup.order[world.rank()], "ordered",
+                                     Deadline::After(60s, "groups"));
+             }
+             EpRank rank(ordered ? *ordered : world, setup.Config(), setup.options);
              body(rank);
            });
 }

@@ -32,6 +32,8 @@ struct EpSetup {
   size_t moe_tp = 1;
   size_t moe_dp = 1;
   size_t node_size = 0;  // ranks of a pretended node, 0 = one node for all
+  // [ranks] the order in which the ranks of the nodes are counted; empty: node after node.
+  std::vector<size_t> order = {};
   moe::ExpertParallelOptions options = {};
   moe::MoeLayerOptions layer = {};
 
