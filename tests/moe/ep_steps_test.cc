@@ -191,6 +191,7 @@ class Round {
         material_(material),
         together_(std::move(together)),
         alone_(together_() + rank.world.rank()),
+        last_step_(Draw(together_, 2 * kStepsPerRound)),
         layers_(rank, setup, material) {}
 
   // Returns the number of steps: fewer than asked for where a rank has given up between nodes.
@@ -199,15 +200,13 @@ class Round {
     rank_.context.arena.Allocate(size_t{4} << 20);
     rank_.context.arena.Reset();
     const size_t allocations = rank_.arena.num_system_allocations();
-    size_t step = 0;
     bool goes_on = true;
-    while (goes_on && step < steps && !::testing::Test::HasFailure()) {
+    for (; goes_on && step_ < steps && !::testing::Test::HasFailure(); ++step_) {
       goes_on = Step();
       rank_.context.arena.Reset();
-      ++step;
     }
     EXPECT_EQ(rank_.arena.num_system_allocations(), allocations);
-    return step;
+    return step_;
   }
 
  private:
@@ -218,7 +217,7 @@ class Round {
     plan.layer = &layers_.PickLayer(together_);
     plan.batch = batch;
     // Between nodes it is the end of the round.
-    const bool gives_up = Draw(together_, IsOnSeveralNodes() ? 50 : 6) == 0;
+    const bool gives_up = IsOnSeveralNodes() ? step_ == last_step_ : Draw(together_, 6) == 0;
     const size_t stage = Draw(together_, 3);
     const auto who = static_cast<uint32_t>(1 + Draw(together_, (1u << kRanks) - 1));
     if (!gives_up) return plan;
@@ -235,15 +234,12 @@ class Round {
   bool Step() {
     rank_.ep.BeginPass(Draw(together_, 2) == 0 ? ForwardPhase::kDecode : ForwardPhase::kPrefill);
     const size_t num_lanes = 1 + Draw(together_, 2);
-    std::vector<Plan> plans;
-    for (size_t i = 0; i < num_lanes; ++i) {
-      plans.push_back(MakePlan(num_lanes == 1 ? Draw(together_, 2) : i));
-      if (plans.back().give_up_after != 4) somebody_gives_up_ = true;
-    }
     std::vector<Lane> lanes;
-    for (const Plan& plan : plans) {
+    for (size_t i = 0; i < num_lanes; ++i) {
+      const Plan plan = MakePlan(num_lanes == 1 ? Draw(together_, 2) : i);
       Random& random = setup_.options.tokens_are_replicated ? together_ : alone_;
-      const bool may_fail = IsOnSeveralNodes() ? somebody_gives_up_ : plan.give_up_after != 4;
+      // Who gives up may be a step ahead of who hears of it.
+      const bool may_fail = IsOnSeveralNodes() ? step_ + 1 >= last_step_ : plan.give_up_after != 4;
       lanes.emplace_back(rank_, material_, plan, layers_.DispatcherOf(plan),
                          Draw(random, material_.batches.size()), may_fail);
     }
@@ -264,7 +260,8 @@ class Round {
   const Material& material_;
   Random together_;
   Random alone_;
-  bool somebody_gives_up_ = false;  // in this step or one before
+  const size_t last_step_;  // between nodes, where somebody gives up; often beyond the end
+  size_t step_ = 0;
   Layers layers_;
 };
 
