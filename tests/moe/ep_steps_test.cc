@@ -49,22 +49,10 @@ size_t Draw(Random& random, size_t below) { return random() % below; }
 struct Material {
   explicit Material(Random& random)
       : layer({.experts = 8, .hidden = 32, .intermediate = 16}, random) {
-    MoeLayerOptions options;
-    options.runner = "aiter";
-    options.act_dtype = "f32";
-    MoeLayer alone(BuiltinRegistry(), testing::LayerConfigOf(layer, kTopK), options,
-                   layer.Weights());
-    ThreadPool pool(1);
-    Arena arena;
-    ExecContext context{pool, arena};
     for (size_t count = 0; count <= kMostTokens; ++count) {
       batches.push_back(
           testing::RandomTokens(count, kTopK, 8, 32, testing::Spread::kSomeSkipped, random));
-      const Rows rows =
-          alone.ForwardRouted(context, batches[count].Hidden(), batches[count].TopK());
-      std::vector<float>& values = expected.emplace_back();
-      for (size_t t = 0; t < rows.rows; ++t)
-        values.insert(values.end(), rows.Row(t), rows.Row(t) + rows.cols);
+      expected.push_back(testing::RunOneRank(layer, batches.back(), "aiter"));
     }
   }
 
@@ -150,34 +138,34 @@ class Lane {
 // A rank's layers, with the dispatchers of their second batch.
 class Layers {
  public:
-  Layers(EpRank& rank, const EpSetup& setup, const Material& material)
-      : rank_(rank), material_(material) {
+  Layers(EpRank& rank, const EpSetup& setup, const Material& material) {
     for (const char* a2a : {"none", "deepep", "mooncake", "mori", "nixl", "deepep"}) {
       EpSetup one = setup;
       one.layer.a2a = a2a;
       layers_.push_back(testing::MakeRankLayer(rank, one, material.layer, kTopK));
+    }
+    MoeRunnerConfig config = material.layer.Config(kTopK);
+    config.num_local_experts /= rank.ep.ep_size();
+    for (ForwardPhase phase : {ForwardPhase::kPrefill, ForwardPhase::kDecode}) {
+      rank.ep.BeginPass(phase);
+      for (const auto& layer : layers_) {
+        const std::string_view name = layer->dispatcher().name();
+        std::unique_ptr<Dispatcher>& second = second_[{layer.get(), name}];
+        second = BuiltinRegistry().FindDispatcher(name).make(
+            {.config = config, .runner = "aiter", .ep = &rank.ep, .batch = 1});
+        second->SetQuantConfig({});
+      }
     }
   }
 
   MoeLayer& PickLayer(Random& random) { return *layers_[Draw(random, layers_.size())]; }
 
   Dispatcher& DispatcherOf(const Plan& plan) {
-    if (plan.batch == 0) return plan.layer->dispatcher();
-    const std::string_view name = plan.layer->dispatcher().name();
-    std::unique_ptr<Dispatcher>& second = second_[{plan.layer, name}];
-    if (second == nullptr) {
-      MoeRunnerConfig config = material_.layer.Config(kTopK);
-      config.num_local_experts /= rank_.ep.ep_size();
-      second = BuiltinRegistry().FindDispatcher(name).make(
-          {.config = config, .runner = "aiter", .ep = &rank_.ep, .batch = 1});
-      second->SetQuantConfig({});
-    }
-    return *second;
+    Dispatcher& first = plan.layer->dispatcher();
+    return plan.batch == 0 ? first : *second_.at({plan.layer, first.name()});
   }
 
  private:
-  EpRank& rank_;
-  const Material& material_;
   std::vector<std::unique_ptr<MoeLayer>> layers_;
   std::map<std::pair<const MoeLayer*, std::string_view>, std::unique_ptr<Dispatcher>> second_;
 };

@@ -26,6 +26,7 @@ using testing::MoeCaseOptions;
 using testing::MoeTokens;
 using testing::RandomTokens;
 using testing::RunEp;
+using testing::RunOneRank;
 using testing::RunSpread;
 using testing::Spread;
 
@@ -78,29 +79,11 @@ class EpTest : public ::testing::Test {
  protected:
   EpTest() : random_(testing::MakeRandom(5)) {}
 
-  // One rank without groups: what all others are held to.
-  std::vector<float> OneRank(const MoeCase& layer, const MoeTokens& tokens,
-                             const std::string& runner) {
-    MoeLayerOptions options;
-    options.runner = runner;
-    options.act_dtype = "f32";
-    MoeLayer moe(BuiltinRegistry(), testing::LayerConfigOf(layer, tokens.top_k), options,
-                 layer.Weights());
-    ThreadPool pool(1);
-    Arena arena;
-    ExecContext context{pool, arena};
-    const Rows rows = moe.ForwardRouted(context, tokens.Hidden(), tokens.TopK());
-    std::vector<float> values;
-    for (size_t t = 0; t < rows.rows; ++t)
-      values.insert(values.end(), rows.Row(t), rows.Row(t) + rows.cols);
-    return values;
-  }
-
   // Spreads `tokens` as the path says (all to everybody, or some to each rank) and compares bits.
   void ExpectOneAnswer(const Path& path, EpSetup setup, const MoeCase& layer,
                        const MoeTokens& tokens, const std::vector<size_t>& counts) {
     SCOPED_TRACE(path.name() + ": " + setup.Describe());
-    const std::vector<float> expected = OneRank(layer, tokens, path.runner);
+    const std::vector<float> expected = RunOneRank(layer, tokens, path.runner);
     std::vector<MoeTokens> sources{tokens};
     if (path.own_tokens) {
       sources.clear();
@@ -282,7 +265,7 @@ TEST_F(EpTest, SummedByNodes) {
   options.hidden = 128;
   const MoeCase layer(options, random_);
   const MoeTokens tokens = RandomTokens(17, 6, 8, options.hidden, Spread::kSomeSkipped, random_);
-  const std::vector<float> exact = OneRank(layer, tokens, "aiter");
+  const std::vector<float> exact = RunOneRank(layer, tokens, "aiter");
   const std::vector<double> exact64(exact.begin(), exact.end());
   for (const auto& [home, bound] : std::vector<std::pair<std::string, double>>{
            {"auto", 1e-6}, {"bf16", 6e-3}, {"fp8", 7e-2}, {"mxfp8", 7e-2}}) {
@@ -359,7 +342,7 @@ TEST_F(EpTest, MoeTpAndMoeDp) {
         std::vector<float> found;
         for (const std::vector<float>& rows : RunSpread(setup, layer, sources))
           found.insert(found.end(), rows.begin(), rows.end());
-        const std::vector<float> expected = OneRank(layer, tokens, runner);
+        const std::vector<float> expected = RunOneRank(layer, tokens, runner);
         ASSERT_EQ(found.size(), expected.size());
         // The sum over I is cut in parts, so only nearly the same.
         for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 2e-6);
@@ -376,7 +359,7 @@ TEST_F(EpTest, SummedByRanksAndRoundedRows) {
   options.hidden = 128;
   const MoeCase layer(options, random_);
   const MoeTokens tokens = RandomTokens(17, 4, 8, options.hidden, Spread::kRandom, random_);
-  const std::vector<float> exact = OneRank(layer, tokens, "aiter");
+  const std::vector<float> exact = RunOneRank(layer, tokens, "aiter");
   const std::vector<double> exact64(exact.begin(), exact.end());
   const auto run = [&](const Path& path, const std::string& out, const std::string& home,
                        bool deterministic, size_t ranks) {
@@ -570,7 +553,7 @@ TEST_F(EpTest, LostRanks) {
     for (size_t slot = 0; slot < without.ids.size(); ++slot) {
       if (without.ids[slot] / 2 == 2) without.ids[slot] = -1;
     }
-    const std::vector<float> expected = OneRank(layer, without, "aiter");
+    const std::vector<float> expected = RunOneRank(layer, without, "aiter");
     RunEp(setup, [&](EpRank& rank) {
       const auto moe = testing::MakeRankLayer(rank, setup, layer, 2);
       const auto run = [&](const MoeTokens& mine) {

@@ -41,6 +41,10 @@ struct EpSetup {
   std::string Describe() const;
 };
 
+// One rank without groups: what all others are held to. Shapes: returns [T, H].
+std::vector<float> RunOneRank(const MoeCase& layer, const MoeTokens& tokens,
+                              const std::string& runner);
+
 // Runs body on every rank.
 void RunEp(const EpSetup& setup, const std::function<void(EpRank&)>& body);
 

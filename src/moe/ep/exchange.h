@@ -139,6 +139,9 @@ class Exchange {
   // Calls body(slot, rank) for each result that a rank has of one token, in order of slots.
   template <typename Body>
   void ForEachResult(std::span<const int32_t> ids, const Body& body) const;
+  // How many results there are for the sources of which goes(source) holds.
+  template <typename Goes>
+  size_t CountResults(const ComputedResults& results, const Goes& goes) const;
 };
 
 // Posts `epoch` to all peers of the node as if it had come in steps, and waits for theirs: flags
@@ -182,6 +185,17 @@ void Exchange::ListSlots(const TopKOutput& topk, const BucketOf& bucket_of, List
       slots.push_back(static_cast<uint32_t>(first + slot));
     });
   }
+}
+
+template <typename Goes>
+size_t Exchange::CountResults(const ComputedResults& results, const Goes& goes) const {
+  const size_t top_k = options.wire.top_k();
+  size_t count = 0;
+  for (size_t i = 0; i < results.received->size(); ++i) {
+    if (!goes(results.received->source[i])) continue;
+    for (int32_t row : results.row_of.subspan(i * top_k, top_k)) count += row >= 0 ? 1 : 0;
+  }
+  return count;
 }
 
 template <typename Body>

@@ -208,6 +208,9 @@ void RailExchange::StartCombine(ExecContext& context, const ComputedResults& res
   for (size_t peer : exchange_.group.node_peers()) {
     if (peer != me) window_->Post(peer, kResultsFlag, {exchange_.epoch, 0});
   }
+  exchange_.stats.results_in_node += exchange_.CountResults(results, [&](size_t source) {
+    return !nodes.IsHere(source) && nodes.index[source] != LocalIndex();
+  });
   if (!exchange_.options.dispatches) ListWithoutDispatch(results);
   exchange_.ListSlots(
       exchange_.own.topk, [&](size_t rank) { return BucketOf(rank); }, slots_of_);

@@ -152,6 +152,9 @@ void RowChannel::StartCombine(ExecContext& context, const Results& results, cons
   const ResultPacker packer(context, results.rows, options());
   PutResultsInNode(context, results, packer);
   node_.PostResults(results.received->size());
+  exchange_.stats.results_in_node += exchange_.CountResults(results, [&](size_t source) {
+    return source != group().rank() && exchange_.nodes.IsHere(source);
+  });
   if (net_ != nullptr) net_->StartCombine(context, results, packer);
 }
 
