@@ -29,7 +29,7 @@ class EpOverMpi : public ::testing::Test {
  protected:
   EpOverMpi() : random_(testing::MakeRandom(7)), layer_({.experts = kExperts}, random_) {}
 
-  EpSetup Setup(const std::string& a2a, Hierarchy hierarchy, bool deterministic) const {
+  EpSetup SetupOf(const std::string& a2a, Hierarchy hierarchy, bool deterministic) const {
     EpSetup setup;
     setup.ranks = session->world().size();
     setup.layer.a2a = a2a;
@@ -57,7 +57,7 @@ TEST_F(EpOverMpi, EveryWayHasTheBitsOfOneRank) {
   for (const char* a2a : {"none", "deepep", "mori", "mooncake"}) {
     for (Hierarchy hierarchy : {Hierarchy::kAuto, Hierarchy::kOff}) {
       SCOPED_TRACE(a2a);
-      const EpSetup setup = Setup(a2a, hierarchy, true);
+      const EpSetup setup = SetupOf(a2a, hierarchy, true);
       EpRank rank(session->world(), setup.Config(), setup.options);
       const size_t me = rank.world.rank();
       const MoeTokens mine = tokens.Slice(me * kTokens, kTokens);
@@ -80,7 +80,7 @@ TEST_F(EpOverMpi, EveryWayHasTheBitsOfOneRank) {
 TEST_F(EpOverMpi, RowsThatTravel) {
   const MoeTokens tokens = Tokens();
   const auto run = [&](Hierarchy hierarchy, bool deterministic) {
-    const EpSetup setup = Setup("deepep", hierarchy, deterministic);
+    const EpSetup setup = SetupOf("deepep", hierarchy, deterministic);
     EpRank rank(session->world(), setup.Config(), setup.options);
     const MoeTokens mine = tokens.Slice(rank.world.rank() * kTokens, kTokens);
     const auto moe = testing::MakeRankLayer(rank, setup, layer_, kTopK);
@@ -114,7 +114,7 @@ TEST_F(EpOverMpi, WhoGivesUpTellsTheOthers) {
   if (session->world().size() < 2) GTEST_SKIP() << "nobody to tell";
   const MoeTokens tokens = Tokens().Slice(0, 3);
   for (Hierarchy hierarchy : {Hierarchy::kAuto, Hierarchy::kOff}) {
-    const EpSetup setup = Setup("deepep", hierarchy, true);
+    const EpSetup setup = SetupOf("deepep", hierarchy, true);
     EpRank rank(session->world(), setup.Config(), setup.options);
     const auto moe = testing::MakeRankLayer(rank, setup, layer_, kTopK);
     if (rank.world.rank() == 1) {

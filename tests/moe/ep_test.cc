@@ -122,11 +122,11 @@ std::vector<size_t> Uneven(size_t tokens, size_t ranks) {
 }
 
 TEST_F(EpTest, EveryPathGivesTheBitsOfOneRank) {
-  for (size_t ranks : {1, 2, 3, 4, 8}) {
+  for (size_t ranks : {1u, 2u, 3u, 4u, 8u}) {
     MoeCaseOptions options;
     options.experts = ranks == 3 ? 9 : 8;
     const MoeCase layer(options, random_);
-    for (size_t count : {0, 1, 7, 33}) {
+    for (size_t count : {0u, 1u, 7u, 33u}) {
       const MoeTokens tokens =
           RandomTokens(count, 3, options.experts, options.hidden, Spread::kRandom, random_);
       for (const Path& path : AllPaths())
@@ -143,7 +143,7 @@ TEST_F(EpTest, OddRoutings) {
   const MoeCase layer(options, random_);
   for (Spread spread :
        {Spread::kAllToOne, Spread::kNoneToFirst, Spread::kSomeSkipped, Spread::kAllSkipped}) {
-    for (size_t top_k : {1, 2, 7}) {
+    for (size_t top_k : {1u, 2u, 7u}) {
       const MoeTokens tokens =
           RandomTokens(9, top_k, options.experts, options.hidden, spread, random_);
       for (const Path& path : AllPaths())
@@ -159,7 +159,7 @@ TEST_F(EpTest, PushAndPublish) {
   options.experts = 8;
   const MoeCase layer(options, random_);
   const MoeTokens tokens = RandomTokens(40, 2, 8, options.hidden, Spread::kRandom, random_);
-  for (size_t push_rows : {0, 1, 10, 1000}) {
+  for (size_t push_rows : {0u, 1u, 10u, 1000u}) {
     for (const Path& path : AllPaths()) {
       EpSetup setup = SetupOf(path, 2, 40);
       setup.options.push_rows = push_rows;
@@ -172,8 +172,8 @@ TEST_F(EpTest, AcrossNodes) {
   MoeCaseOptions options;
   options.experts = 8;
   const MoeCase layer(options, random_);
-  for (size_t node_size : {1, 2, 3}) {
-    for (size_t count : {0, 1, 21}) {
+  for (size_t node_size : {1u, 2u, 3u}) {
+    for (size_t count : {0u, 1u, 21u}) {
       const MoeTokens tokens =
           RandomTokens(count, 3, 8, options.hidden, Spread::kSomeSkipped, random_);
       for (const Path& path : AllPaths()) {
@@ -194,7 +194,7 @@ TEST_F(EpTest, RanksOfNodesInAnyOrder) {
   const MoeTokens tokens = RandomTokens(25, 4, 12, options.hidden, Spread::kSomeSkipped, random_);
   for (const std::vector<size_t>& order :
        {std::vector<size_t>{0, 2, 4, 1, 3, 5}, {5, 4, 1, 0, 3, 2}}) {
-    for (size_t node_size : {2, 3}) {
+    for (size_t node_size : {2u, 3u}) {
       for (Hierarchy hierarchy : {Hierarchy::kOn, Hierarchy::kOff}) {
         for (const Path& path : AllPaths()) {
           EpSetup setup = SetupOf(path, 6, 25);
@@ -385,7 +385,7 @@ TEST_F(EpTest, SummedByRanksAndRoundedRows) {
       if (path.a2a == "mori" && std::string_view(rounding.out) == "int8") continue;
       SCOPED_TRACE(fmt::format("{}: {} {}", path.name(), rounding.out, rounding.home));
       std::vector<float> first;
-      for (size_t ranks : {1, 4}) {
+      for (size_t ranks : {1u, 4u}) {
         for (bool deterministic : {true, false}) {
           const std::vector<float> rows =
               run(path, rounding.out, rounding.home, deterministic, ranks);

@@ -21,6 +21,7 @@ RailExchange::RailExchange(Exchange& exchange, ProcessGroup& rail)
       tokens_of_(exchange.nodes.size()),
       relayed_(exchange.nodes.size()),
       for_peer_(exchange.group.node_peers().size()),
+      of_node_(for_peer_.size()),
       slots_of_(exchange.nodes.size()) {
   const RowChannelOptions& options = exchange.options;
   if (options.dispatches) {
@@ -120,15 +121,13 @@ void RailExchange::FinishDispatch(ExecContext& context, RowsOfSources& rows) {
 // Which tokens have come, and who is to have them.
 void RailExchange::ReadArrivals() {
   const WireLayout& wire = exchange_.options.wire;
-  Exchange::Lists lists(for_peer_.size());
   for (std::vector<uint32_t>& places : for_peer_) places.clear();
   size_t next = 0;
   ForEachNode([&](size_t node) {
     const size_t count = out_.recv_rows()[node];
     SY_CHECK(count <= exchange_.options.max_tokens);
     Relayed& relayed = relayed_[node];
-    relayed.token.clear();
-    relayed.ids.clear();
+    relayed.Clear();
     for (size_t i = 0; i < count; ++i) {
       const std::byte* row = out_.Row(next++);
       relayed.token.push_back(WireLayout::Token(row));
@@ -140,9 +139,9 @@ void RailExchange::ReadArrivals() {
         [&](size_t rank) {
           return exchange_.nodes.IsHere(rank) ? exchange_.nodes.index[rank] : Exchange::kNowhere;
         },
-        lists);
-    for (size_t peer = 0; peer < lists.size(); ++peer) {
-      for (uint32_t i : lists[peer])
+        of_node_);
+    for (size_t peer = 0; peer < of_node_.size(); ++peer) {
+      for (uint32_t i : of_node_[peer])
         for_peer_[peer].push_back(static_cast<uint32_t>(FirstPlace(node)) + i);
     }
   });
@@ -151,17 +150,17 @@ void RailExchange::ReadArrivals() {
 // Rows and lists for the others of the node. The own ones stay where they came.
 void RailExchange::Publish(ExecContext& context) {
   const size_t me = exchange_.group.rank();
-  std::vector<bool> is_read(num_places_);
+  is_read_.assign(num_places_, false);
   for (size_t peer = 0; peer < for_peer_.size(); ++peer) {
     if (peer == LocalIndex()) continue;
-    for (uint32_t place : for_peer_[peer]) is_read[place] = true;
+    for (uint32_t place : for_peer_[peer]) is_read_[place] = true;
   }
   size_t first = 0;
   ForEachNode([&](size_t node) {
     const size_t place = FirstPlace(node);
     const size_t count = relayed_[node].token.size();
     quant::ForEachRow(context, count, [&](size_t i) {
-      if (is_read[place + i])
+      if (is_read_[place + i])
         std::memcpy(RelayedRow(me, place + i), out_.Row(first + i), row_bytes_);
     });
     first += count;
@@ -222,7 +221,7 @@ void RailExchange::ListWithoutDispatch(const ComputedResults& results) {
   const size_t top_k = exchange_.options.wire.top_k();
   const ReceivedTokens& received = *results.received;
   SY_CHECK(results.ids.size() == received.size() * top_k);
-  for (Relayed& relayed : relayed_) relayed = {};
+  for (Relayed& relayed : relayed_) relayed.Clear();
   for (size_t i = 0; i < received.size(); ++i) {
     const size_t source = received.source[i];
     if (nodes.IsHere(source) || nodes.index[source] != LocalIndex()) continue;

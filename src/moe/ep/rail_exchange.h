@@ -55,6 +55,11 @@ class RailExchange final : public NetExchange {
   struct Relayed {
     std::vector<uint32_t> token;
     std::vector<int32_t> ids;  // [tokens * K]
+
+    void Clear() {
+      token.clear();
+      ids.clear();
+    }
   };
   // Everything below speaks of other nodes only.
   template <typename Body>
@@ -85,6 +90,8 @@ class RailExchange final : public NetExchange {
   Exchange::Lists tokens_of_;     // [nodes] that travel to each
   std::vector<Relayed> relayed_;  // [nodes]
   Exchange::Lists for_peer_;      // [node ranks] places of `relayed` for each
+  Exchange::Lists of_node_;       // the same while they are read, of one node's tokens
+  std::vector<bool> is_read_;     // [places] by any other rank
   Exchange::Lists slots_of_;      // [nodes] of the own tokens' results
   // The results that this rank sends home: row i is the sum of parts [begin[i], begin[i + 1]).
   std::vector<const std::byte*> parts_;
