@@ -69,6 +69,7 @@ moe::ExpertParallelOptions MakeOptions(const Settings& settings, const ParallelC
   options.deepep_mode = moe::ParseDeepepMode(settings.Get("deepep-mode"));
   options.deterministic = !settings.GetFlag("ep-summed-combine");
   options.push_rows = settings.GetCount("ep-push-rows", options.push_rows);
+  options.hierarchy = moe::ParseHierarchy(settings.Get("ep-hierarchical"));
   // Unless the user names a size here, the fallbacks of FuseEP say where it comes from.
   if (settings.Source("moe-fused-buffer-mb").starts_with("--"))
     options.fused_buffer_mb = settings.GetCount("moe-fused-buffer-mb");

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -24,6 +26,7 @@ using testing::MoeCaseOptions;
 using testing::MoeTokens;
 using testing::RandomTokens;
 using testing::RunEp;
+using testing::RunOneRank;
 using testing::RunSpread;
 using testing::Spread;
 
@@ -77,29 +80,11 @@ class EpTest : public ::testing::Test {
  protected:
   EpTest() : random_(testing::MakeRandom(5)) {}
 
-  // One rank without groups: what all others are held to.
-  std::vector<float> OneRank(const MoeCase& layer, const MoeTokens& tokens,
-                             const std::string& runner) {
-    MoeLayerOptions options;
-    options.runner = runner;
-    options.act_dtype = "f32";
-    MoeLayer moe(BuiltinRegistry(), testing::LayerConfigOf(layer, tokens.top_k), options,
-                 layer.Weights());
-    ThreadPool pool(1);
-    Arena arena;
-    ExecContext context{pool, arena};
-    const Rows rows = moe.ForwardRouted(context, tokens.Hidden(), tokens.TopK());
-    std::vector<float> values;
-    for (size_t t = 0; t < rows.rows; ++t)
-      values.insert(values.end(), rows.Row(t), rows.Row(t) + rows.cols);
-    return values;
-  }
-
   // Spreads `tokens` as the path says (all to everybody, or some to each rank) and compares bits.
   void ExpectOneAnswer(const Path& path, EpSetup setup, const MoeCase& layer,
                        const MoeTokens& tokens, const std::vector<size_t>& counts) {
     SCOPED_TRACE(path.name() + ": " + setup.Describe());
-    const std::vector<float> expected = OneRank(layer, tokens, path.runner);
+    const std::vector<float> expected = RunOneRank(layer, tokens, path.runner);
     std::vector<MoeTokens> sources{tokens};
     if (path.own_tokens) {
       sources.clear();
@@ -138,11 +123,11 @@ std::vector<size_t> Uneven(size_t tokens, size_t ranks) {
 }
 
 TEST_F(EpTest, EveryPathGivesTheBitsOfOneRank) {
-  for (size_t ranks : {1, 2, 3, 4, 8}) {
+  for (size_t ranks : {1u, 2u, 3u, 4u, 8u}) {
     MoeCaseOptions options;
     options.experts = ranks == 3 ? 9 : 8;
     const MoeCase layer(options, random_);
-    for (size_t count : {0, 1, 7, 33}) {
+    for (size_t count : {0u, 1u, 7u, 33u}) {
       const MoeTokens tokens =
           RandomTokens(count, 3, options.experts, options.hidden, Spread::kRandom, random_);
       for (const Path& path : AllPaths())
@@ -159,7 +144,7 @@ TEST_F(EpTest, OddRoutings) {
   const MoeCase layer(options, random_);
   for (Spread spread :
        {Spread::kAllToOne, Spread::kNoneToFirst, Spread::kSomeSkipped, Spread::kAllSkipped}) {
-    for (size_t top_k : {1, 2, 7}) {
+    for (size_t top_k : {1u, 2u, 7u}) {
       const MoeTokens tokens =
           RandomTokens(9, top_k, options.experts, options.hidden, spread, random_);
       for (const Path& path : AllPaths())
@@ -175,7 +160,7 @@ TEST_F(EpTest, PushAndPublish) {
   options.experts = 8;
   const MoeCase layer(options, random_);
   const MoeTokens tokens = RandomTokens(40, 2, 8, options.hidden, Spread::kRandom, random_);
-  for (size_t push_rows : {0, 1, 10, 1000}) {
+  for (size_t push_rows : {0u, 1u, 10u, 1000u}) {
     for (const Path& path : AllPaths()) {
       EpSetup setup = SetupOf(path, 2, 40);
       setup.options.push_rows = push_rows;
@@ -188,8 +173,8 @@ TEST_F(EpTest, AcrossNodes) {
   MoeCaseOptions options;
   options.experts = 8;
   const MoeCase layer(options, random_);
-  for (size_t node_size : {1, 2, 3}) {
-    for (size_t count : {0, 1, 21}) {
+  for (size_t node_size : {1u, 2u, 3u}) {
+    for (size_t count : {0u, 1u, 21u}) {
       const MoeTokens tokens =
           RandomTokens(count, 3, 8, options.hidden, Spread::kSomeSkipped, random_);
       for (const Path& path : AllPaths()) {
@@ -199,6 +184,103 @@ TEST_F(EpTest, AcrossNodes) {
         ExpectOneAnswer(path, setup, layer, tokens, Uneven(count, 4));
       }
       if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// Nodes need not hold neighbouring ranks, and both ways between them give the same bits.
+TEST_F(EpTest, RanksOfNodesInAnyOrder) {
+  MoeCaseOptions options;
+  options.experts = 12;
+  const MoeCase layer(options, random_);
+  const MoeTokens tokens = RandomTokens(25, 4, 12, options.hidden, Spread::kSomeSkipped, random_);
+  for (const std::vector<size_t>& order :
+       {std::vector<size_t>{0, 2, 4, 1, 3, 5}, {5, 4, 1, 0, 3, 2}}) {
+    for (size_t node_size : {2u, 3u}) {
+      for (Hierarchy hierarchy : {Hierarchy::kOn, Hierarchy::kOff}) {
+        for (const Path& path : AllPaths()) {
+          EpSetup setup = SetupOf(path, 6, 25);
+          setup.node_size = node_size;
+          setup.order = order;
+          setup.options.hierarchy = hierarchy;
+          setup.options.push_rows = 3;
+          ExpectOneAnswer(path, setup, layer, tokens, Uneven(25, 6));
+        }
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// What travels between nodes: a token once for each rank there, or once for each node.
+TEST_F(EpTest, RowsBetweenNodes) {
+  constexpr size_t kTokens = 24, kTopK = 8, kExperts = 16;
+  MoeCaseOptions options;
+  options.experts = kExperts;
+  const MoeCase layer(options, random_);
+  const MoeTokens tokens =
+      RandomTokens(kTokens, kTopK, kExperts, options.hidden, Spread::kSomeSkipped, random_);
+  // Of all tokens, six for each rank; ranks 0 and 1 are one node, 2 and 3 the other.
+  size_t routes = 0, ranks = 0, nodes = 0;
+  for (size_t t = 0; t < kTokens; ++t) {
+    std::array<bool, 4> to_rank{};
+    for (size_t slot = t * kTopK; slot < (t + 1) * kTopK; ++slot) {
+      if (tokens.ids[slot] < 0) continue;
+      const auto rank = static_cast<size_t>(tokens.ids[slot]) / 4;
+      if (rank / 2 == t / 12) continue;
+      ++routes;
+      to_rank[rank] = true;
+    }
+    const size_t reached = static_cast<size_t>(std::count(to_rank.begin(), to_rank.end(), true));
+    ranks += reached;
+    nodes += reached != 0 ? 1 : 0;
+  }
+  ASSERT_LT(nodes, ranks);
+  ASSERT_LT(ranks, routes);
+  for (const bool deterministic : {true, false}) {
+    for (const bool hierarchical : {true, false}) {
+      EpSetup setup = SetupOf({"deepep", "aiter", DeepepMode::kNormal, true}, 4, 6);
+      setup.node_size = 2;
+      setup.options.deterministic = deterministic;
+      setup.options.hierarchy = hierarchical ? Hierarchy::kAuto : Hierarchy::kOff;
+      SCOPED_TRACE(setup.Describe());
+      std::array<ExchangeStats, 4> sent;
+      RunEp(setup, [&](EpRank& rank) {
+        const size_t me = rank.world.rank();
+        const auto moe = testing::MakeRankLayer(rank, setup, layer, kTopK);
+        const MoeTokens mine = tokens.Slice(6 * me, 6);
+        moe->ForwardRouted(rank.context, mine.Hidden(), mine.TopK());
+        sent[me] = rank.ep.stats();
+      });
+      ExchangeStats all;
+      for (const ExchangeStats& one : sent) all += one;
+      EXPECT_EQ(all.rows_between_nodes, hierarchical ? nodes : ranks);
+      EXPECT_EQ(all.results_between_nodes, deterministic ? routes : hierarchical ? nodes : ranks);
+    }
+  }
+}
+
+// Over rails the ranks of a node add up what they have of a token; near whatever the rows are.
+TEST_F(EpTest, SummedByNodes) {
+  MoeCaseOptions options;
+  options.experts = 8;
+  options.hidden = 128;
+  const MoeCase layer(options, random_);
+  const MoeTokens tokens = RandomTokens(17, 6, 8, options.hidden, Spread::kSomeSkipped, random_);
+  const std::vector<float> exact = RunOneRank(layer, tokens, "aiter");
+  const std::vector<double> exact64(exact.begin(), exact.end());
+  for (const auto& [home, bound] : std::vector<std::pair<std::string, double>>{
+           {"auto", 1e-6}, {"bf16", 6e-3}, {"fp8", 7e-2}, {"mxfp8", 7e-2}}) {
+    for (const Path& path : AllPaths()) {
+      if (path.own_tokens || path.runner == "reference") continue;
+      if (path.a2a == "none" && (home == "fp8" || home == "mxfp8")) continue;  // plain rows only
+      EpSetup setup = SetupOf(path, 4, 17);
+      setup.node_size = 2;
+      setup.layer.combine_dtype = home;
+      setup.options.deterministic = false;
+      SCOPED_TRACE(path.name() + " " + home);
+      const std::vector<float> rows = RunSpread(setup, layer, {tokens})[0];
+      EXPECT_LE(testing::RelativeL2(ConstRows(rows.data(), 17, 128), exact64, exact64), bound);
     }
   }
 }
@@ -235,8 +317,16 @@ TEST_F(EpTest, MoeTpAndMoeDp) {
   options.bias = true;
   const MoeCase layer(options, random_);
   const MoeTokens tokens = RandomTokens(13, 2, 4, options.hidden, Spread::kRandom, random_);
-  for (const auto& [ranks, moe_tp, moe_dp] :
-       std::vector<std::array<size_t, 3>>{{2, 2, 1}, {4, 2, 1}, {4, 4, 1}, {4, 1, 2}, {8, 2, 2}}) {
+  for (const auto& [ranks, moe_tp, moe_dp, node_size] :
+       std::vector<std::array<size_t, 4>>{{2, 2, 1, 2},
+                                          {4, 2, 1, 4},
+                                          {4, 4, 1, 4},
+                                          {4, 1, 2, 4},
+                                          {8, 2, 2, 8},
+                                          {4, 2, 1, 2},
+                                          {4, 4, 1, 2},
+                                          {8, 4, 1, 2},
+                                          {8, 1, 2, 2}}) {
     for (const bool own : {false, true}) {
       for (const char* runner : {"aiter", "reference", "ascend"}) {
         const bool ascend = runner == std::string_view("ascend");
@@ -245,6 +335,7 @@ TEST_F(EpTest, MoeTpAndMoeDp) {
         EpSetup setup = SetupOf({"none", runner, DeepepMode::kAuto, own}, ranks, 13);
         setup.moe_tp = moe_tp;
         setup.moe_dp = moe_dp;
+        setup.node_size = node_size;
         SCOPED_TRACE(setup.Describe());
         std::vector<MoeTokens> sources{tokens};
         if (own) {
@@ -255,7 +346,7 @@ TEST_F(EpTest, MoeTpAndMoeDp) {
         std::vector<float> found;
         for (const std::vector<float>& rows : RunSpread(setup, layer, sources))
           found.insert(found.end(), rows.begin(), rows.end());
-        const std::vector<float> expected = OneRank(layer, tokens, runner);
+        const std::vector<float> expected = RunOneRank(layer, tokens, runner);
         ASSERT_EQ(found.size(), expected.size());
         // The sum over I is cut in parts, so only nearly the same.
         for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 2e-6);
@@ -272,7 +363,7 @@ TEST_F(EpTest, SummedByRanksAndRoundedRows) {
   options.hidden = 128;
   const MoeCase layer(options, random_);
   const MoeTokens tokens = RandomTokens(17, 4, 8, options.hidden, Spread::kRandom, random_);
-  const std::vector<float> exact = OneRank(layer, tokens, "aiter");
+  const std::vector<float> exact = RunOneRank(layer, tokens, "aiter");
   const std::vector<double> exact64(exact.begin(), exact.end());
   const auto run = [&](const Path& path, const std::string& out, const std::string& home,
                        bool deterministic, size_t ranks) {
@@ -298,7 +389,7 @@ TEST_F(EpTest, SummedByRanksAndRoundedRows) {
       if (path.a2a == "mori" && std::string_view(rounding.out) == "int8") continue;
       SCOPED_TRACE(fmt::format("{}: {} {}", path.name(), rounding.out, rounding.home));
       std::vector<float> first;
-      for (size_t ranks : {1, 4}) {
+      for (size_t ranks : {1u, 4u}) {
         for (bool deterministic : {true, false}) {
           const std::vector<float> rows =
               run(path, rounding.out, rounding.home, deterministic, ranks);
@@ -350,6 +441,78 @@ TEST_F(EpTest, OneTokenTooManyIsAnErrorOnEveryRankAndTheNextPassWorks) {
   }
 }
 
+// Between nodes a rank that fails ends the group, at once for those who wait on either leg.
+TEST_F(EpTest, AFailureBetweenNodesReachesEveryRank) {
+  MoeCaseOptions options;
+  options.experts = 8;
+  const MoeCase layer(options, random_);
+  const MoeTokens tokens = RandomTokens(9, 4, 8, options.hidden, Spread::kRandom, random_);
+  for (Hierarchy hierarchy : {Hierarchy::kOn, Hierarchy::kOff}) {
+    for (size_t who = 0; who < 4; ++who) {
+      for (int stage = 0; stage < 4; ++stage) {
+        EpSetup setup = SetupOf({"deepep", "aiter", DeepepMode::kNormal, true}, 4, 9);
+        setup.node_size = 2;
+        setup.options.hierarchy = hierarchy;
+        setup.options.timeout = std::chrono::seconds(60);
+        SCOPED_TRACE(fmt::format("rank {} after stage {}", who, stage));
+        const auto start = std::chrono::steady_clock::now();
+        RunEp(setup, [&](EpRank& rank) {
+          const auto moe = testing::MakeRankLayer(rank, setup, layer, 4);
+          Dispatcher& dispatcher = moe->dispatcher();
+          const bool fails = rank.world.rank() == who;
+          const auto step = [&] {
+            if (fails && stage == 0) {
+              // Ids that are none; found before anything is sent.
+              std::vector<int32_t> ids(tokens.ids.size(), 99);
+              TopKOutput topk = tokens.TopK();
+              topk.ids = ids;
+              dispatcher.DispatchA(rank.context, tokens.Hidden(), topk);
+            }
+            dispatcher.DispatchA(rank.context, tokens.Hidden(), tokens.TopK());
+            if (fails && stage == 1) return dispatcher.Abort();
+            const DispatchOutput& output = dispatcher.DispatchB(rank.context);
+            if (fails && stage == 2) return dispatcher.Abort();
+            dispatcher.CombineA(rank.context, moe->Apply(rank.context, output));
+            if (fails && stage == 3) return dispatcher.Abort();
+            dispatcher.CombineB(rank.context);
+          };
+          if (fails && stage == 0) {
+            ExpectError(ErrorCode::kInvalidArgument, {"99"}, step);
+            return;
+          }
+          if (fails) return step();
+          // One step may still find all it needs, the next one does not.
+          ExpectError(ErrorCode::kUnavailable, {fmt::format("rank {}", who)}, [&] {
+            step();
+            step();
+          });
+        });
+        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+      }
+    }
+  }
+}
+
+// A rank that says nothing any more, whichever leg it is missing on.
+TEST_F(EpTest, ALostRankBetweenNodes) {
+  MoeCaseOptions options;
+  options.experts = 8;
+  const MoeCase layer(options, random_);
+  const MoeTokens tokens = RandomTokens(6, 4, 8, options.hidden, Spread::kRandom, random_);
+  for (const char* a2a : {"deepep", "mooncake"}) {
+    EpSetup setup = SetupOf({a2a, "aiter", DeepepMode::kAuto, true}, 4, 6);
+    setup.node_size = 2;
+    setup.options.timeout = std::chrono::milliseconds(300);
+    SCOPED_TRACE(a2a);
+    RunEp(setup, [&](EpRank& rank) {
+      const auto moe = testing::MakeRankLayer(rank, setup, layer, 4);
+      const auto run = [&] { moe->ForwardRouted(rank.context, tokens.Hidden(), tokens.TopK()); };
+      run();
+      if (rank.world.rank() != 2) ExpectError(ErrorCode::kUnavailable, {"rank"}, run);
+    });
+  }
+}
+
 TEST_F(EpTest, RefusalsAtStartUp) {
   MoeCaseOptions options;
   options.experts = 6;
@@ -395,7 +558,7 @@ TEST_F(EpTest, LostRanks) {
     for (size_t slot = 0; slot < without.ids.size(); ++slot) {
       if (without.ids[slot] / 2 == 2) without.ids[slot] = -1;
     }
-    const std::vector<float> expected = OneRank(layer, without, "aiter");
+    const std::vector<float> expected = RunOneRank(layer, without, "aiter");
     RunEp(setup, [&](EpRank& rank) {
       const auto moe = testing::MakeRankLayer(rank, setup, layer, 2);
       const auto run = [&](const MoeTokens& mine) {
@@ -421,57 +584,6 @@ TEST_F(EpTest, LostRanks) {
       }
     });
   }
-}
-
-TEST_F(EpTest, ManyRandomSteps) {
-  constexpr size_t kSteps = 300;
-  MoeCaseOptions options;
-  options.experts = 8;
-  options.hidden = 32;
-  options.intermediate = 16;
-  const MoeCase layer(options, random_);
-  std::vector<MoeTokens> batches;
-  std::vector<std::vector<float>> expected;
-  for (size_t i = 0; i < 12; ++i) {
-    batches.push_back(RandomTokens(i, 2, 8, 32, Spread::kSomeSkipped, random_));
-    expected.push_back(OneRank(layer, batches.back(), "aiter"));
-  }
-  EpSetup setup = SetupOf({"none", "aiter", DeepepMode::kAuto, true}, 4, 12);
-  setup.options.push_rows = 5;
-  RunEp(setup, [&](EpRank& rank) {
-    std::vector<std::unique_ptr<MoeLayer>> layers;
-    for (const char* a2a : {"none", "deepep", "mooncake", "mori", "deepep"}) {
-      EpSetup one = setup;
-      one.layer.a2a = a2a;
-      layers.push_back(testing::MakeRankLayer(rank, one, layer, 2));
-    }
-    std::mt19937_64 together(7);
-    std::mt19937_64 alone(rank.world.rank());
-    for (size_t step = 0; step < kSteps; ++step) {
-      rank.ep.BeginPass(together() % 2 == 0 ? ForwardPhase::kDecode : ForwardPhase::kPrefill);
-      MoeLayer& moe = *layers[together() % layers.size()];
-      const size_t batch = alone() % batches.size();
-      const bool give_up = together() % 10 == 0;
-      rank.arena.Reset();
-      if (give_up) {  // between two stages, all ranks
-        moe.dispatcher().DispatchA(rank.context, batches[batch].Hidden(), batches[batch].TopK());
-        if (together() % 2 == 0) {
-          moe.dispatcher().DispatchB(rank.context);
-        } else {
-          static_cast<void>(together());
-        }
-        moe.dispatcher().Abort();
-        continue;
-      }
-      const Rows rows =
-          moe.ForwardRouted(rank.context, batches[batch].Hidden(), batches[batch].TopK());
-      ASSERT_EQ(rows.rows, batches[batch].count);
-      for (size_t t = 0; t < rows.rows; ++t) {
-        for (size_t h = 0; h < rows.cols; ++h)
-          ASSERT_EQ(rows.Row(t)[h], expected[batch][t * rows.cols + h]) << "step " << step;
-      }
-    }
-  });
 }
 
 TEST_F(EpTest, HooksReplaceWhatPasses) {

@@ -11,6 +11,17 @@ namespace switchyard::testing {
 
 using namespace std::chrono_literals;
 
+namespace {
+
+std::vector<float> Values(ConstRows rows) {
+  std::vector<float> values;
+  for (size_t t = 0; t < rows.rows; ++t)
+    values.insert(values.end(), rows.Row(t), rows.Row(t) + rows.cols);
+  return values;
+}
+
+}  // namespace
+
 EpRank::EpRank(ProcessGroup& world_in, const ParallelConfig& config,
                const moe::ExpertParallelOptions& options)
     : world(world_in),
@@ -34,10 +45,28 @@ std::string EpSetup::Describe() const {
                      layer.combine_dtype);
 }
 
+std::vector<float> RunOneRank(const MoeCase& layer, const MoeTokens& tokens,
+                              const std::string& runner) {
+  moe::MoeLayerOptions options;
+  options.runner = runner;
+  options.act_dtype = "f32";
+  moe::MoeLayer alone(moe::BuiltinRegistry(), LayerConfigOf(layer, tokens.top_k), options,
+                      layer.Weights());
+  ThreadPool pool(1);
+  Arena arena;
+  ExecContext context{pool, arena};
+  return Values(alone.ForwardRouted(context, tokens.Hidden(), tokens.TopK()));
+}
+
 void RunEp(const EpSetup& setup, const std::function<void(EpRank&)>& body) {
   RunRanks(RankOptions{.num_ranks = setup.ranks, .node_size = setup.node_size},
            [&](ProcessGroup& world) {
-             EpRank rank(world, setup.Config(), setup.options);
+             std::unique_ptr<ProcessGroup> ordered;
+             if (!setup.order.empty()) {
+               ordered = world.Split(0, setup.order[world.rank()], "ordered",
+                                     Deadline::After(60s, "groups"));
+             }
+             EpRank rank(ordered ? *ordered : world, setup.Config(), setup.options);
              body(rank);
            });
 }
@@ -77,8 +106,7 @@ std::vector<std::vector<float>> RunSpread(const EpSetup& setup, const MoeCase& l
                           ? moe::ForwardPhase::kDecode
                           : moe::ForwardPhase::kPrefill);
     const Rows rows = moe->ForwardRouted(rank.context, tokens.Hidden(), tokens.TopK());
-    for (size_t t = 0; t < rows.rows; ++t)
-      results[me].insert(results[me].end(), rows.Row(t), rows.Row(t) + rows.cols);
+    results[me] = Values(rows);
   });
   if (!replicated) return results;
   for (const std::vector<float>& rows : results) {

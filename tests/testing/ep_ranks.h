@@ -32,12 +32,18 @@ struct EpSetup {
   size_t moe_tp = 1;
   size_t moe_dp = 1;
   size_t node_size = 0;  // ranks of a pretended node, 0 = one node for all
+  // [ranks] the order in which the ranks of the nodes are counted; empty: node after node.
+  std::vector<size_t> order = {};
   moe::ExpertParallelOptions options = {};
   moe::MoeLayerOptions layer = {};
 
   ParallelConfig Config() const;
   std::string Describe() const;
 };
+
+// One rank without groups: what all others are held to. Shapes: returns [T, H].
+std::vector<float> RunOneRank(const MoeCase& layer, const MoeTokens& tokens,
+                              const std::string& runner);
 
 // Runs body on every rank.
 void RunEp(const EpSetup& setup, const std::function<void(EpRank&)>& body);

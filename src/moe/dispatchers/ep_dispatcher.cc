@@ -29,6 +29,7 @@ ExpertParallel& RequireGroups(const DispatcherArgs& args, std::string_view name)
 EpDispatcher::EpDispatcher(const DispatcherArgs& args, const EpProtocol& protocol)
     : Dispatcher(args.config.layer_id),
       protocol_(protocol),
+      batch_(args.batch),
       config_(args.config),
       ep_(RequireGroups(args, protocol.name)) {
   if (config_.no_combine)
@@ -91,6 +92,7 @@ void EpDispatcher::SetQuantConfig(const DispatcherQuantConfig& config) {
   options.home_quant = config.combine;
   options.dispatches = !(protocol_.to_all && ep_.options().tokens_are_replicated);
   options.elastic = protocol_.elastic;
+  options.batch = batch_;
   channel_ = &ep_.Channel(ep_.block(), options);
 }
 
@@ -237,7 +239,8 @@ void EpDispatcher::SendHome(ExecContext& context, const Answered& answered,
     std::fill(ones.begin(), ones.end(), 1.0f);
     own.topk.weights = ones;
   }
-  channel_->StartCombine(context, {&received, answered.rows, answered.row_of, answered.sum}, own);
+  channel_->StartCombine(
+      context, {&received, answered.rows, answered.row_of, answered.sum, answered.ids}, own);
 }
 
 Rows EpDispatcher::FinishCombine(ExecContext& context) { return channel_->FinishCombine(context); }

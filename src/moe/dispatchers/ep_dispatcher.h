@@ -48,6 +48,7 @@ class EpDispatcher : public Dispatcher {
     ConstRows rows;
     std::span<const int32_t> row_of;  // [N * K], -1 = not computed here
     RowChannel::Sum sum = RowChannel::Sum::kRoutes;
+    std::span<const int32_t> ids = {};  // [N * K] global; only of tokens that were not dispatched
   };
   virtual Answered Answer(ExecContext& context, const CombineInput& input) = 0;
 
@@ -102,6 +103,7 @@ class EpDispatcher : public Dispatcher {
   QuantRows Encode(ExecContext& context, ConstRows hidden) const;
 
   EpProtocol protocol_;
+  size_t batch_;
   const MoeRunnerConfig config_;
   ExpertParallel& ep_;
   DispatcherQuantConfig wire_;

@@ -113,8 +113,10 @@ class ReplicatedDispatcher : public EpDispatcher {
 
   Answered Answer(ExecContext& context, const CombineInput& input) override {
     const auto& answer = As<StandardCombineInput>(input);
-    return AnswerTokens(context, answer.hidden_states, answer.routewise, answer.row_of_slot, ids_,
-                        IdSpace::kGlobal);
+    Answered answered = AnswerTokens(context, answer.hidden_states, answer.routewise,
+                                     answer.row_of_slot, ids_, IdSpace::kGlobal);
+    answered.ids = ids_;
+    return answered;
   }
 
   void StartCombine(ExecContext& context, const CombineInput& input) override {

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "moe/ep/node_map.h"
 #include "moe/ep/row_channel.h"
 #include "moe/ep/token_gather.h"
 #include "switchyard/core/error.h"
@@ -30,6 +31,22 @@ DeepepMode ParseDeepepMode(std::string_view name) {
   if (name == "low_latency") return DeepepMode::kLowLatency;
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("deepep-mode is auto, normal or low_latency, found \"{}\"", name));
+}
+
+Hierarchy ParseHierarchy(std::string_view name) {
+  if (name == "auto") return Hierarchy::kAuto;
+  if (name == "on") return Hierarchy::kOn;
+  if (name == "off") return Hierarchy::kOff;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("ep-hierarchical is auto, on or off, found \"{}\"", name));
+}
+
+ExchangeStats& ExchangeStats::operator+=(const ExchangeStats& other) {
+  rows_in_node += other.rows_in_node;
+  rows_between_nodes += other.rows_between_nodes;
+  results_in_node += other.results_in_node;
+  results_between_nodes += other.results_between_nodes;
+  return *this;
 }
 
 ExpertParallel::ExpertParallel(ParallelGroups& groups, const ExpertParallelOptions& options)
@@ -59,7 +76,8 @@ RowChannel& ExpertParallel::Channel(ProcessGroup& group, const RowChannelOptions
   for (const auto& channel : channels_) {
     if (&channel->group() == &group && channel->options() == options) return *channel;
   }
-  channels_.push_back(std::make_unique<RowChannel>(*this, group, options));
+  ProcessGroup* net = NetOf(group, options.batch);
+  channels_.push_back(std::make_unique<RowChannel>(*this, group, net, options));
   return *channels_.back();
 }
 
@@ -69,6 +87,32 @@ ProcessGroup& ExpertParallel::fuse_ep() {
         groups_.moe_ep().Duplicate("fuse_ep", Deadline::After(options_.timeout, "make groups"));
   }
   return *fuse_ep_;
+}
+
+// Collectives of one communicator have to be in one order on all ranks; those of two batches need
+// not be.
+ProcessGroup* ExpertParallel::NetOf(ProcessGroup& group, size_t batch) {
+  for (const Net& net : nets_) {
+    if (net.of == &group && net.batch == batch) return net.made ? net.made.get() : net.of;
+  }
+  const NodeMap nodes(group);
+  if (nodes.size() == 1) return nullptr;
+  Net net{&group, batch, nullptr};
+  const Deadline deadline = Deadline::After(options_.timeout, "make groups");
+  const std::string name = fmt::format("{} batch {}", group.name(), batch);
+  if (nodes.UsesRails(options_.hierarchy)) {
+    net.made = group.Split(nodes.index[group.rank()], nodes.here, name + " rail", deadline);
+  } else if (batch != 0) {
+    net.made = group.Duplicate(name, deadline);
+  }
+  nets_.push_back(std::move(net));
+  return nets_.back().made ? nets_.back().made.get() : &group;
+}
+
+ExchangeStats ExpertParallel::stats() const {
+  ExchangeStats sum;
+  for (const auto& channel : channels_) sum += channel->stats();
+  return sum;
 }
 
 ExpertParallel::Slice ExpertParallel::SliceOf(size_t num_tokens, size_t tp_rank) const {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "moe/ep/exchange.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/macros.h"
 
@@ -18,7 +19,10 @@ TokenGather::TokenGather(ExpertParallel& ep, size_t max_rows, size_t cols)
   window.bytes_per_rank = 2 * max_rows * cols * sizeof(float);
   window.num_flags = 1;
   window.setting = "chunk";
-  window_ = group_.MakeWindow(window, Deadline::After(ep.options().timeout, "make a buffer"));
+  const Deadline deadline = Deadline::After(ep.options().timeout, "make a buffer");
+  window_ = group_.MakeWindow(window, deadline);
+  epoch_ = ep.options().first_epoch;
+  PostFirstEpoch(group_, *window_, epoch_, deadline);
 }
 
 std::byte* TokenGather::Place(size_t rank) const {
@@ -38,7 +42,7 @@ void TokenGather::RunInNode(ConstRows mine, Rows out, size_t num_tokens) {
     const ExpertParallel::Slice slice = ep_.SliceOf(num_tokens, rank);
     if (rank != group_.rank()) {
       window_->Await(rank, 0, epoch_, deadline, [&] {
-        if (ep_.IsDead(group_.WorldRank(rank)))
+        if (ep_.IsDead(group_, rank))
           throw Error(ErrorCode::kUnavailable, fmt::format("rank {} has died", rank));
       });
     }

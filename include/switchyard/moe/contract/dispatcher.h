@@ -169,6 +169,9 @@ struct DispatcherArgs {
   const MoeRunnerConfig& config;
   std::string_view runner;       // who computes: ascend takes expanded rows where there is a choice
   ExpertParallel* ep = nullptr;  // null: one rank
+  // Of two-batch overlap, 0 or 1: the dispatchers of a layer's two batches may have dispatches
+  // outstanding at once, as long as all ranks take their stages in one order.
+  size_t batch = 0;
 };
 
 // A line of dispatchers.def, or an entry that a program adds from outside.

@@ -28,6 +28,23 @@ enum class DeepepMode { kAuto, kNormal, kLowLatency };
 // auto, normal, low_latency. Errors: kInvalidArgument listing them.
 DeepepMode ParseDeepepMode(std::string_view name);
 
+// Whether rows between nodes travel once for each node, through the rank with the sender's number
+// there, instead of once for each rank. It takes nodes of one size; kAuto: 2 to 16 of them, with
+// at least 2 ranks.
+enum class Hierarchy { kAuto, kOn, kOff };
+// auto, on, off. Errors: kInvalidArgument listing them.
+Hierarchy ParseHierarchy(std::string_view name);
+
+// Rows that a rank has sent to other ranks: tokens on their way out, results on their way home.
+struct ExchangeStats {
+  uint64_t rows_in_node = 0;
+  uint64_t rows_between_nodes = 0;
+  uint64_t results_in_node = 0;
+  uint64_t results_between_nodes = 0;
+
+  ExchangeStats& operator+=(const ExchangeStats& other);
+};
+
 // What a rank reads of a pass before it begins: equal on all ranks.
 enum class ForwardPhase { kPrefill, kDecode };
 
@@ -50,8 +67,11 @@ struct ExpertParallelOptions {
   // Up to so many rows for a peer are written into its memory, more are left in the sender's for
   // the peers to read [ep-push-rows].
   size_t push_rows = 512;
-  size_t fused_buffer_mb = 0;  // of FuseEP; 0 = its fallbacks [moe-fused-buffer-mb]
-  int fuseep_mode = 2;         // [fuseep-mode]
+  size_t fused_buffer_mb = 0;              // of FuseEP; 0 = its fallbacks [moe-fused-buffer-mb]
+  int fuseep_mode = 2;                     // [fuseep-mode]
+  Hierarchy hierarchy = Hierarchy::kAuto;  // [ep-hierarchical]
+  // Where the count of exchanges begins, modulo 2^32: for tests of its end.
+  uint32_t first_epoch = 0;
 };
 
 // One per model and rank; outlives the layers. Used by the thread that runs the passes.
@@ -83,6 +103,8 @@ class ExpertParallel {
   // equal options (every layer of a model) get the same one.
   // Errors: those of ProcessGroup::MakeWindow.
   RowChannel& Channel(ProcessGroup& group, const RowChannelOptions& options);
+  // Of all channels.
+  ExchangeStats stats() const;
 
   // FuseEP's group, a duplicate of moe_ep, and the buffer on it that all layers share (null until
   // the first layer makes it). The first call is collective.
@@ -115,16 +137,28 @@ class ExpertParallel {
   // Whether the process of a rank of the world has ended, as far as this host can tell: looked at
   // while waiting. Unset: never.
   void SetIsDead(std::function<bool(size_t world_rank)> probe) { is_dead_ = std::move(probe); }
-  bool IsDead(size_t world_rank) const { return is_dead_ && is_dead_(world_rank); }
+  // The same of a rank of any group.
+  bool IsDead(const ProcessGroup& group, size_t rank) const {
+    return is_dead_ && is_dead_(group.WorldRank(rank));
+  }
 
   // No wait has a limit until the first combine of an elastic protocol has completed.
   void SetWarm() { is_warm_ = true; }
   bool is_warm() const { return is_warm_; }
 
  private:
+  // What carries the rows of a group and batch between nodes: its rails, or all of it.
+  struct Net {
+    ProcessGroup* of;
+    size_t batch;
+    std::unique_ptr<ProcessGroup> made;  // null: the group itself
+  };
+  ProcessGroup* NetOf(ProcessGroup& group, size_t batch);
+
   ParallelGroups& groups_;
   ExpertParallelOptions options_;
   std::unique_ptr<ProcessGroup> block_;  // null: moe_ep
+  std::vector<Net> nets_;
   std::vector<std::unique_ptr<RowChannel>> channels_;
   std::unique_ptr<ProcessGroup> fuse_ep_;
   std::shared_ptr<FusedMoeBuffer> fused_buffer_;
