@@ -64,7 +64,7 @@ class Bench {
         context_, input, topk.ids.size(), topk_config_.num_experts, /*layer_id=*/0);
     const Rows out = arena_.AllocateRows(x_.rows, x_.cols);
     runners::Epilogue{}.Run(context_, sorted, input,
-                            ConstRows(rows.data(), sorted.num_rows, x_.cols), out);
+                            ConstRows(rows.data(), sorted.num_rows(), x_.cols), out);
     return out;
   }
   Arena& arena() { return arena_; }

@@ -7,6 +7,7 @@
 #include "common.h"
 #include "kernels/matmul/matmul.h"
 #include "model/architectures/architecture.h"
+#include "ranks.h"
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/memory.h"
 #include "switchyard/moe/layer/register_builtins.h"
@@ -73,6 +74,7 @@ ordered_json Build() {
 #else
           {"build_type", "debug"},
 #endif
+          {"mpi", DescribeMpi()},
           {"dispatchers", Named(registry.dispatchers())},
           {"runners", Named(registry.runners())},
           {"permutes", permutes},
@@ -81,8 +83,7 @@ ordered_json Build() {
           {"matmul_kernels", kernels},
           {"architectures", architectures},
           {"absent",
-           {{{"name", "MPI"}, {"reason", "this version has no expert parallelism"}},
-            {{"name", "GGUF"}, {"reason", "this version reads unquantised safetensors only"}}}}};
+           {{{"name", "GGUF"}, {"reason", "this version reads unquantised safetensors only"}}}}};
 }
 
 // Why the choices are what they are, for the runner of unquantised experts.
@@ -103,11 +104,25 @@ std::vector<std::string> Explain(const Settings& settings) {
                                 scheme.name, scheme.runners.front(),
                                 fmt::join(scheme.runners, ", ")));
   }
+  const std::string& a2a = settings.Get("moe-a2a");
+  const std::string& source = settings.Source("moe-a2a");
+  if (a2a == "ascend_fuseep") {
+    lines.push_back(
+        fmt::format("moe-a2a: {} ({}): FuseEP in place of dispatcher and runner, for "
+                    "un-quantised and W8A8 weights",
+                    a2a, source));
+    return lines;
+  }
   for (const moe::RunnerEntry& runner : moe::BuiltinRegistry().runners()) {
+    std::vector<std::string_view> names;
+    try {
+      for (const auto* entry : moe::BuiltinRegistry().DispatchersFor(a2a, runner.name))
+        names.push_back(entry->name);
+    } catch (const Error&) {  // a pair that there is not
+    }
     lines.push_back(fmt::format(
-        "moe-a2a: {} ({}): for runner {} dispatcher {}", settings.Get("moe-a2a"),
-        settings.Source("moe-a2a"), runner.name,
-        moe::BuiltinRegistry().DispatcherFor(settings.Get("moe-a2a"), runner.name).name));
+        "moe-a2a: {} ({}): for runner {} {}", a2a, source, runner.name,
+        names.empty() ? "no dispatcher" : fmt::format("dispatcher {}", fmt::join(names, ", "))));
   }
   return lines;
 }

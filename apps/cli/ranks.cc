@@ -49,13 +49,25 @@ ParallelConfig MakeConfig(const Settings& settings, size_t ranks) {
 }
 
 // Everything that changes results or messages between ranks.
-std::string Fingerprint(const Settings& settings, std::string_view model) {
-  std::string text = fmt::format("model {}", model);
+std::string Fingerprint(const Settings& settings) {
+  std::string text;
   for (const SettingSpec& spec : AllSettings()) {
     if (spec.name == "log-level" || spec.name == "threads" || spec.name == "isa") continue;
-    text += fmt::format(", {} {}", spec.name, settings.Get(spec.name));
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", spec.name, settings.Get(spec.name));
   }
   return text;
+}
+
+// Whether the launcher leaves the others alone when a rank dies: Open MPI 4's --enable-recovery,
+// Open MPI 5's --with-ft.
+bool LauncherRecovers() {
+  for (const char* name :
+       {"OMPI_MCA_orte_enable_recovery", "PRTE_MCA_prte_enable_ft", "OMPI_MCA_mpi_ft_enable"}) {
+    const char* value = std::getenv(name);
+    if (value != nullptr && std::string_view(value) != "0" && std::string_view(value) != "false")
+      return true;
+  }
+  return false;
 }
 
 moe::ExpertParallelOptions MakeOptions(const Settings& settings, const ParallelConfig& config,
@@ -95,8 +107,22 @@ HostPlace PlaceOnHost() {
 
 bool IsFirstRank() { return g_world == nullptr || g_world->rank() == 0; }
 
-std::unique_ptr<ModelRanks> ModelRanks::Make(const Settings& settings, std::string_view model,
-                                             size_t max_sequences) {
+std::string DescribeMpi() {
+#if SWITCHYARD_HAS_MPI
+  std::string version(MpiLibraryVersion());
+  version = version.substr(0, version.find(','));
+  if (g_world == nullptr)
+    return fmt::format("{}; this is one process, not started by mpirun", version);
+  return fmt::format("{}; {} ranks; the launcher {}", version, g_world->size(),
+                     LauncherRecovers()
+                         ? "lets the others go on when one dies"
+                         : "ends the job when one dies (mpirun --enable-recovery would not)");
+#else
+  return "none (SWITCHYARD_WITH_MPI)";
+#endif
+}
+
+std::unique_ptr<ModelRanks> ModelRanks::Make(const Settings& settings, size_t max_sequences) {
   const bool alone = g_world == nullptr || g_world->size() == 1;
   if (alone && settings.Get("moe-a2a") == "none") {
     MakeConfig(settings, 1);
@@ -115,10 +141,15 @@ std::unique_ptr<ModelRanks> ModelRanks::Make(const Settings& settings, std::stri
   ranks->max_pass_tokens_ = std::max<size_t>(settings.GetCount("chunk"), 64) + max_sequences;
   ranks->watch_ = std::make_unique<PeerWatch>(*g_world, deadline);
   ranks->groups_ = std::make_unique<ParallelGroups>(
-      MakeGroups(*g_world, config, Fingerprint(settings, model), deadline));
+      MakeGroups(*g_world, config, Fingerprint(settings), deadline));
   ranks->ep_ = std::make_unique<moe::ExpertParallel>(
       *ranks->groups_, MakeOptions(settings, config, ranks->max_pass_tokens_));
   ranks->Watch();
+  if (IsElastic(settings.Get("moe-a2a")) && !alone && !LauncherRecovers()) {
+    Log(LogLevel::kInfo,
+        "mpirun ends the job when a rank dies; --enable-recovery (Open MPI 4) or --with-ft ulfm "
+        "(Open MPI 5) lets the others go on");
+  }
   return ranks;
 }
 

@@ -34,10 +34,9 @@ struct FollowerDone {};
 class ModelRanks {
  public:
   // Null for a model on one rank with backend none. Collective over the world.
-  // `model` names what all ranks must have in common. Errors: those of MakeGroups and
-  //   ExpertParallel; kFailedPrecondition for a backend without mpirun.
-  static std::unique_ptr<ModelRanks> Make(const Settings& settings, std::string_view model,
-                                          size_t max_sequences);
+  // Errors: those of MakeGroups and ExpertParallel; kFailedPrecondition for a backend without
+  //   mpirun.
+  static std::unique_ptr<ModelRanks> Make(const Settings& settings, size_t max_sequences);
 
   ~ModelRanks();
   ModelRanks(const ModelRanks&) = delete;
@@ -63,6 +62,9 @@ class ModelRanks {
 // Runs body on every rank and makes sure that it succeeded everywhere: one rank without the file,
 // or without memory, ends all with its message.
 void OnAllRanks(const std::function<void()>& body);
+
+// What this build and its launcher can do: the MPI library, and whether ranks may be lost.
+std::string DescribeMpi();
 
 // Starts the ranks if mpirun has started this program, runs body on each, and returns the exit
 // status, the same on all.

@@ -462,6 +462,46 @@ DType Model::activation_dtype() const {
   return quant::ResolveActDType(impl_->options.moe.act_dtype, weight_dtype());
 }
 
+namespace {
+
+// FNV-1a.
+class Hash {
+ public:
+  void Add(const void* data, size_t bytes) {
+    const auto* byte = static_cast<const unsigned char*>(data);
+    for (size_t i = 0; i < bytes; ++i) value_ = (value_ ^ byte[i]) * 0x100000001b3u;
+  }
+  void AddNumber(uint64_t number) { Add(&number, sizeof(number)); }
+  // The first row of a matrix.
+  void AddRow(const WeightMatrix& matrix) {
+    AddNumber(static_cast<uint64_t>(matrix.dtype));
+    Add(matrix.RowAt(0), BytesOf(matrix.dtype, matrix.cols));
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+}  // namespace
+
+uint64_t Model::Fingerprint() const {
+  const ModelConfig& config = impl_->config;
+  Hash hash;
+  hash.Add(config.architecture.data(), config.architecture.size());
+  for (size_t number : {config.vocab_size, config.hidden_size, config.num_heads,
+                        config.num_kv_heads, config.head_dim, config.num_experts, config.top_k,
+                        config.moe_intermediate_size, config.layers.size()})
+    hash.AddNumber(number);
+  hash.AddRow(impl_->weights.embedding);
+  hash.AddRow(impl_->weights.head);
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    hash.AddRow(impl_->weights.layers[i].attention.q);
+    if (config.layers[i].is_moe) hash.AddRow(impl_->weights.layers[i].router);
+  }
+  return hash.value();
+}
+
 size_t Model::weight_bytes() const {
   return impl_->checkpoint != nullptr ? impl_->checkpoint->total_bytes()
                                       : impl_->random_memory->size();

@@ -16,6 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "testing/goldens.h"
+
 namespace switchyard {
 namespace {
 
@@ -110,6 +112,10 @@ class Ranks : public ::testing::Test {
     EXPECT_NE(victim, 0) << "rank " << rank << " was not found while it ran";
     if (victim != 0) kill(victim, signal);
     return Wait(job, Clock::now());
+  }
+
+  static std::string Golden(const std::string& name) {
+    return (testing::LocalGoldenDir() / name / "checkpoint").string();
   }
 
   std::filesystem::path folder_;
@@ -291,6 +297,9 @@ TEST_F(Ranks, WhatCannotBeIsRefusedOnAllRanksWithOneMessage) {
                          program, SY_PROGRAM),
        {"rank 1", "/nowhere"}},
       {SY_PROGRAM " " + kText + "--moe-a2a deepep", {"--moe-a2a deepep", "mpirun"}},
+      {two + fmt::format("-n 1 {} : -n 1 {} run {} --raw -p 'The sea' -n 24 --temp 0 --threads 1",
+                         program, SY_PROGRAM, Golden("olmoe_clip")),
+       {"rank 1 has another model"}},
   };
   for (const Case& test : cases) {
     const Outcome outcome = Run(test.command);

@@ -109,6 +109,9 @@ class Model {
   // The type that activations take in products with most weights.
   DType activation_dtype() const;
   std::vector<ComputePlan> Explain() const;
+  // A number that differs for different models: of the config, the sizes and some of the weights
+  // that every rank has. For ranks to compare.
+  uint64_t Fingerprint() const;
   // Names and problems of tensors with NaN or infinity, found at load ("model.layers.0….weight: 3
   // NaN, first at [0, 7]").
   const std::vector<std::string>& bad_tensors() const;
