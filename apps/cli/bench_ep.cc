@@ -240,8 +240,10 @@ std::vector<BenchTokens> EpBench::AllTokens(size_t count) const {
 moe::ExpertParallelOptions EpBench::OptionsOf(const Backend& backend, size_t tokens) const {
   moe::ExpertParallelOptions options;
   options.max_tokens_per_rank = std::max<size_t>(tokens, 1);
+  // Room as usual, however few tokens there are.
   if (backend.is_low_latency)
-    options.num_max_dispatch_tokens_per_rank = options.max_tokens_per_rank;
+    options.num_max_dispatch_tokens_per_rank =
+        std::max(tokens, options.num_max_dispatch_tokens_per_rank);
   options.tokens_are_replicated = backend.traffic == Traffic::kReplicated;
   options.deterministic = !summed();
   options.push_rows = settings_.GetCount("ep-push-rows", options.push_rows);
