@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -111,6 +112,7 @@ struct ExchangeRow {
   Times step, floor, carrier;
   std::optional<Times> window;
   double arena_allocations = 0, allocations = 0;  // of a warm step
+  std::array<double, 4> stages_us = {};           // of this rank, waits for others included
 
   bool holds() const {
     if (window) return MedianRatio(step, *window) <= (tokens == 0 ? kEmptyTarget : kWindowTarget);
@@ -185,7 +187,7 @@ class EpBench {
   std::vector<BenchTokens> AllTokens(size_t count) const;
   moe::ExpertParallelOptions OptionsOf(const Backend& backend, size_t tokens) const;
   ExchangeRow MeasureExchange(const Backend& backend, size_t tokens);
-  void CountAllocations(DispatchStep& step, ExchangeRow& row);
+  void CountSteps(DispatchStep& step, ExchangeRow& row);
   void MeasureFused(const char* scheme);
   std::string Header() const;
 
@@ -251,12 +253,16 @@ moe::ExpertParallelOptions EpBench::OptionsOf(const Backend& backend, size_t tok
   return options;
 }
 
-void EpBench::CountAllocations(DispatchStep& step, ExchangeRow& row) {
+// Steps one after the other, as in a model: nobody waits for all.
+void EpBench::CountSteps(DispatchStep& step, ExchangeRow& row) {
+  step.TakeStages();
   const size_t blocks = arena_.num_system_allocations(), before = NumAllocations();
   for (size_t i = 0; i < kCountedSteps; ++i) step.Run();
   const auto steps = static_cast<double>(kCountedSteps);
   row.allocations = static_cast<double>(NumAllocations() - before) / steps;
   row.arena_allocations = static_cast<double>(arena_.num_system_allocations() - blocks) / steps;
+  row.stages_us = step.TakeStages().us;
+  for (double& us : row.stages_us) us /= steps;
 }
 
 ExchangeRow EpBench::MeasureExchange(const Backend& backend, size_t tokens) {
@@ -287,7 +293,7 @@ ExchangeRow EpBench::MeasureExchange(const Backend& backend, size_t tokens) {
   row.carrier = times[2];
   if (window) row.window = times[3];
   stopwatch_.Barrier();
-  CountAllocations(step, row);
+  CountSteps(step, row);
   stopwatch_.Barrier();
   return row;
 }
@@ -334,17 +340,22 @@ void EpBench::PrintTable() const {
                Spread(*memory_.c2c));
   fmt::print(
       "\n\nDispatch and combine, us: median (10 % - 90 %) of the slowest rank; x = the median of "
-      "the ratio to the column before it\n{:>6} {:<21} {:>9}  {:<26} {:>9} {:<33} {:<33} {:>5} "
-      "{:>5}\n",
-      "tokens", "backend", "KB sent", "step", "floor", "window", world_.carrier(), "arena", "new");
+      "the ratio of the step to the column's exchange; stages = mean of dispatch a + b + combine a "
+      "+ b on rank 0; arena, new = allocations of a warm step\n{:>6} {:<21} {:>9}  {:<26} {:>9} "
+      "{:<33} {:<33} {:<31} "
+      "{:>5} {:>5}\n",
+      "tokens", "backend", "KB sent", "step", "floor", "window", world_.carrier(), "stages",
+      "arena", "new");
   for (const ExchangeRow& row : exchange_) {
     const std::string window = row.window ? fmt::format("{} x {:.2f}", Spread(*row.window),
                                                         MedianRatio(row.step, *row.window))
                                           : std::string("-");
-    fmt::print("{:>6} {:<21} {:>9.1f}  {:<26} {:>9.1f} {:<33} {:<33} {:>5.1f} {:>5.1f}{}\n",
+    fmt::print("{:>6} {:<21} {:>9.1f}  {:<26} {:>9.1f} {:<33} {:<33} {:<31} {:>5.1f} {:>5.1f}{}\n",
                row.tokens, row.backend, static_cast<double>(row.bytes_sent) / 1e3, Spread(row.step),
                row.floor.Median(), window,
                fmt::format("{} x {:.2f}", Spread(row.carrier), MedianRatio(row.step, row.carrier)),
+               fmt::format("{:.1f} + {:.1f} + {:.1f} + {:.1f}", row.stages_us[0], row.stages_us[1],
+                           row.stages_us[2], row.stages_us[3]),
                row.arena_allocations, row.allocations, row.holds() ? "" : "  above the target");
   }
   fmt::print("targets: {} of the window, {} of {} between nodes, {} without tokens\n",
@@ -381,6 +392,7 @@ ordered_json RowToJson(const ExchangeRow& row) {
     json["window"] = TimesToJson(*row.window);
     json["ratio_to_window"] = MedianRatio(row.step, *row.window);
   }
+  json["stages_us"] = row.stages_us;
   json["arena_allocations"] = row.arena_allocations;
   json["allocations"] = row.allocations;
   json["holds"] = row.holds();

@@ -1,6 +1,7 @@
 #include "bench_exchange.h"
 
 #include <algorithm>
+#include <chrono>
 #include <random>
 
 #include "switchyard/moe/layer/register_builtins.h"
@@ -133,11 +134,21 @@ DispatchStep::DispatchStep(ExecContext& context, ParallelGroups& groups,
 }
 
 void DispatchStep::Run() {
+  using Clock = std::chrono::steady_clock;
+  std::array<Clock::time_point, 5> at;
   context_.arena.Reset();
+  at[0] = Clock::now();
   dispatcher_->DispatchA(context_, tokens_.Hidden(), tokens_.TopK());
+  at[1] = Clock::now();
   const moe::DispatchOutput& output = dispatcher_->DispatchB(context_);
+  at[2] = Clock::now();
   dispatcher_->CombineA(context_, HandBack(output));
+  at[3] = Clock::now();
   dispatcher_->CombineB(context_);
+  at[4] = Clock::now();
+  for (size_t i = 0; i < 4; ++i)
+    stages_.us[i] += std::chrono::duration<double, std::micro>(at[i + 1] - at[i]).count();
+  ++stages_.runs;
 }
 
 void DispatchStep::MakeRows(std::span<const int32_t> ids, bool ids_are_local) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bench_raw.h"
@@ -82,6 +83,14 @@ class DispatchStep {
 
   void Run();
 
+  // Microseconds of this rank for each stage, summed over the Runs since the last call, and their
+  // number.
+  struct Stages {
+    std::array<double, 4> us = {};
+    size_t runs = 0;
+  };
+  Stages TakeStages() { return std::exchange(stages_, {}); }
+
  private:
   // What a runner would return, in place of any work.
   const moe::CombineInput& HandBack(const moe::DispatchOutput& output);
@@ -100,6 +109,7 @@ class DispatchStep {
   std::unique_ptr<float[]> data_;
   Rows rows_;
   std::vector<int32_t> row_of_slot_;
+  Stages stages_;
 };
 
 }  // namespace switchyard::cli
