@@ -53,7 +53,7 @@ std::vector<size_t> ParseTokens(const std::string& text) {
   for (int32_t count : ParseIds(text)) {
     if (count < 1 || count > 1 << 20)
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("--tokens: numbers of tokens are 1 to {}, found {}", 1 << 20, count));
+                  fmt::format("--tokens: each is 1 to {}, found {}", 1 << 20, count));
     tokens.push_back(static_cast<size_t>(count));
   }
   return tokens;
