@@ -8,6 +8,7 @@
 #include <optional>
 #include <random>
 
+#include "bench_ep.h"
 #include "common.h"
 #include "kernels/limits/limits.h"
 #include "switchyard/core/cpu.h"
@@ -21,9 +22,12 @@ namespace {
 
 struct Options {
   std::string model, shape;
-  size_t prompt = 512, decode = 128, batch = 1, repeats = 3;
+  size_t prompt = 512, decode = 128, batch = 1;
+  std::optional<size_t> repeats;
   std::optional<size_t> layers;
   bool json = false;
+  bool ep = false;
+  std::string tokens = "1,16,128,1024";
 };
 
 // Tokens per second of each repeat.
@@ -128,8 +132,23 @@ kernels::MachineLimits Best(const kernels::MachineLimits& a, const kernels::Mach
           std::max(a.bf16_gops, b.bf16_gops)};
 }
 
+int RunExchange(const Options& options, const Settings& settings) {
+  if (!options.model.empty() || options.layers) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "--ep measures the exchange of one layer: give it a --shape, no MODEL or --layers");
+  }
+  EpBenchOptions ep;
+  ep.shape = options.shape;
+  ep.tokens = options.tokens;
+  ep.repeats = options.repeats.value_or(ep.repeats);
+  ep.json = options.json;
+  return RunEpBench(ep, settings);
+}
+
 int Run(const Options& options, const Settings& settings) {
-  if (options.repeats == 0 || options.batch == 0 || options.prompt == 0 || options.decode == 0) {
+  if (options.ep) return RunExchange(options, settings);
+  const size_t repeats = options.repeats.value_or(3);
+  if (repeats == 0 || options.batch == 0 || options.prompt == 0 || options.decode == 0) {
     throw Error(ErrorCode::kInvalidArgument, "-p, -n, -b and -r must be at least 1");
   }
   if (options.layers == size_t{0}) {
@@ -159,7 +178,7 @@ int Run(const Options& options, const Settings& settings) {
   kernels::MachineLimits limits = kernels::MeasureLimits(*loaded.pool);
   Rates prefill;
   Rates decode;
-  for (size_t r = 0; r < options.repeats; ++r) {
+  for (size_t r = 0; r < repeats; ++r) {
     prefill.values.push_back(PrefillRate(executor, options.prompt, chunk, r + 1));
     decode.values.push_back(DecodeRate(executor, options.decode, options.batch, r + 1));
   }
@@ -225,10 +244,17 @@ std::function<int()> SetUpBench(CLI::App& app, Settings& settings) {
   app.add_option("-p", options->prompt, "prompt tokens [512]")->check(kCount);
   app.add_option("-n", options->decode, "decoded tokens [128]")->check(kCount);
   app.add_option("-b", options->batch, "sequences decoded at once [1]")->check(kCount);
-  app.add_option("-r", options->repeats, "repeats; median and spread are shown [3]")->check(kCount);
+  app.add_option("-r", options->repeats, "repeats; median and spread are shown [3; 20 with --ep]")
+      ->check(kCount);
   app.add_option("--shape", options->shape,
                  "random weights in a known model's shape, NAME[:bf16|f16|f32], instead of a file");
   app.add_option("--layers", options->layers, "layers of --shape [all]")->check(kCount);
+  app.add_flag(
+      "--ep", options->ep,
+      "instead: what exchanging rows between the ranks of mpirun costs, beside a bare copy "
+      "of the same bytes, and FuseEP; --shape NAME[:bf16|f32|w8a8_int8]");
+  app.add_option("--tokens", options->tokens,
+                 "with --ep: tokens of each rank, a list [1,16,128,1024]");
   app.add_flag("--json", options->json, "machine-readable, one line");
   AddSettingOptions(app, settings);
   return [options, &settings] { return Run(*options, settings); };

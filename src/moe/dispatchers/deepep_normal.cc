@@ -17,8 +17,8 @@ class DeepepNormalDispatcher : public TokenRowsDispatcher {
       : TokenRowsDispatcher(args, Normal(args)) {}
 
  protected:
-  const DispatchOutput& Arrange(ExecContext& context, const ReceivedTokens& received) override {
-    DeepepNormalDispatchOutput& output = ArrangeTokens(context, received, kLocalTokenRows);
+  const DispatchOutput& Arrange(ExecContext& context, const ReceivedTokens&) override {
+    DeepepNormalDispatchOutput& output = ArrangeTokens(context, kLocalTokenRows);
     const std::span<int32_t> counts = context.arena.AllocateSpan<int32_t>(num_local());
     std::fill(counts.begin(), counts.end(), 0);
     for (int32_t id : output.topk_ids) {

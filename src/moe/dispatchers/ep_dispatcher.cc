@@ -166,25 +166,27 @@ EpDispatcher::RouteRows EpDispatcher::CollectRoutes(ExecContext& context, size_t
       ++total;
     }
   }
+  if (total != 0) NumberRoutes(context, slab, routes);
+  const size_t capacity = slab == 0 ? total : num_local() * slab;
+  routes.rows = Collect(context, capacity, [&](size_t i, const auto& emit) {
+    for (int32_t place : routes.place_of.subspan(i * top_k, top_k)) {
+      if (place >= 0) emit(static_cast<size_t>(place));
+    }
+  });
+  return routes;
+}
+
+// From the expert of each slot to its place.
+void EpDispatcher::NumberRoutes(ExecContext& context, size_t slab, RouteRows& routes) const {
   const std::span<size_t> next = context.arena.AllocateSpan<size_t>(num_local());
   size_t first = 0;
   for (size_t e = 0; e < num_local(); ++e) {
     next[e] = slab == 0 ? first : e * slab;
     first += static_cast<size_t>(routes.counts[e]);
   }
-  const size_t capacity = slab == 0 ? total : num_local() * slab;
-  const std::span<uint32_t> row_at = context.arena.AllocateSpan<uint32_t>(capacity);
-  std::fill(row_at.begin(), row_at.end(), UINT32_MAX);
-  for (size_t slot = 0; slot < routes.place_of.size(); ++slot) {
-    if (routes.place_of[slot] < 0) continue;
-    const size_t place = next[static_cast<size_t>(routes.place_of[slot])]++;
-    row_at[place] = static_cast<uint32_t>(slot / top_k);
-    routes.place_of[slot] = static_cast<int32_t>(place);
+  for (int32_t& place : routes.place_of) {
+    if (place >= 0) place = static_cast<int32_t>(next[static_cast<size_t>(place)]++);
   }
-  routes.rows = Collect(context, capacity, [&](size_t place) {
-    return row_at[place] == UINT32_MAX ? SIZE_MAX : row_at[place];
-  });
-  return routes;
 }
 
 EpDispatcher::Answered EpDispatcher::AnswerTokens(ExecContext& context, ConstRows rows,

@@ -17,6 +17,12 @@
 
 namespace switchyard::moe::dispatchers {
 
+// Bytes from row to row: whole cache lines, and an odd number of them. Slabs start powers of two
+// apart, and with such a stride too all their rows would meet in the same few sets of the caches.
+constexpr size_t SpreadStride(size_t row_bytes) {
+  return (WireUp(row_bytes) / kWireAlignment | 1u) * kWireAlignment;
+}
+
 // What tells one protocol from another.
 struct EpProtocol {
   std::string_view name;  // registered name
@@ -70,10 +76,15 @@ class EpDispatcher : public Dispatcher {
   // The id among this rank's experts, -1 = another's.
   int32_t LocalId(int32_t id) const;
 
-  // Received row `row_of(place)` at each of `capacity` places that has one (row_of returns SIZE_MAX
-  // for none), codes and scales or f32 as the runner takes them.
-  template <typename RowOf>
-  QuantRows Collect(ExecContext& context, size_t capacity, const RowOf& row_of) const;
+  // The received rows at places of their own, codes and scales or f32 as the runner takes them:
+  // received row i at every place for which places_of(i, emit) calls emit(place). Other places
+  // stay as they are.
+  template <typename PlacesOf>
+  QuantRows Collect(ExecContext& context, size_t capacity, const PlacesOf& places_of) const;
+  // Row i at place i.
+  QuantRows CollectTokens(ExecContext& context) const {
+    return Collect(context, received_->size(), [](size_t i, const auto& emit) { emit(i); });
+  }
   // Ids (local, or global as sent) and weights of received token rows. Weights of slots that are
   // not of this rank are 0 with local ids.
   struct Slots {
@@ -101,6 +112,7 @@ class EpDispatcher : public Dispatcher {
 
  private:
   QuantRows Encode(ExecContext& context, ConstRows hidden) const;
+  void NumberRoutes(ExecContext& context, size_t slab, RouteRows& routes) const;
 
   EpProtocol protocol_;
   size_t batch_;
@@ -113,8 +125,9 @@ class EpDispatcher : public Dispatcher {
   DispatchPromises promises_;
 };
 
-template <typename RowOf>
-QuantRows EpDispatcher::Collect(ExecContext& context, size_t capacity, const RowOf& row_of) const {
+template <typename PlacesOf>
+QuantRows EpDispatcher::Collect(ExecContext& context, size_t capacity,
+                                const PlacesOf& places_of) const {
   const WireLayout& wire = channel_->options().wire;
   const ValueLayout& values = wire.values();
   const bool decode = wire_.decode_on_arrival && values.meta.kind != ActQuantKind::kNone;
@@ -122,7 +135,7 @@ QuantRows EpDispatcher::Collect(ExecContext& context, size_t capacity, const Row
   if (decode) rows = QuantRows::Plain(ConstRows(nullptr, 0, config_.hidden_size));
   rows.rows = capacity;
   const size_t data_bytes = BytesOf(rows.dtype, rows.cols);
-  rows.stride = WireUp(data_bytes);
+  rows.stride = SpreadStride(data_bytes);
   std::byte* data = context.arena.AllocateSpan<std::byte>(capacity * rows.stride).data();
   rows.data = data;
   std::byte* scales = nullptr;
@@ -132,18 +145,18 @@ QuantRows EpDispatcher::Collect(ExecContext& context, size_t capacity, const Row
     rows.scale = scales;
     rows.scale_stride = scale_bytes / DTypeBytes(rows.scale_dtype);
   }
-  quant::ForEachRow(context, capacity, [&](size_t place) {
-    const size_t row = row_of(place);
-    if (row == SIZE_MAX) return;
-    const std::byte* from = wire.Values(received_->rows[row]);
-    if (decode) {
-      quant::DequantizeRow(values.View(from), 0,
-                           reinterpret_cast<float*>(data + place * rows.stride));
-      return;
-    }
-    std::memcpy(data + place * rows.stride, from, data_bytes);
-    if (scale_bytes != 0)
-      std::memcpy(scales + place * scale_bytes, from + values.data_bytes, scale_bytes);
+  quant::ForEachRow(context, received_->size(), [&](size_t i) {
+    const std::byte* from = wire.Values(received_->rows[i]);
+    places_of(i, [&](size_t place) {
+      std::byte* to = data + place * rows.stride;
+      if (decode) {
+        quant::DequantizeRow(values.View(from), 0, reinterpret_cast<float*>(to));
+        return;
+      }
+      std::memcpy(to, from, data_bytes);
+      if (scale_bytes != 0)
+        std::memcpy(scales + place * scale_bytes, from + values.data_bytes, scale_bytes);
+    });
   });
   return rows;
 }

@@ -24,7 +24,7 @@ class MoriDispatcher : public TokenRowsDispatcher {
 
  protected:
   const DispatchOutput& Arrange(ExecContext& context, const ReceivedTokens& received) override {
-    DeepepNormalDispatchOutput& output = ArrangeTokens(context, received, kTokenRows);
+    DeepepNormalDispatchOutput& output = ArrangeTokens(context, kTokenRows);
     auto* mori = context.arena.New<MoriDispatch>();
     mori->num_recv_tokens = received.size();
     mori->origin_topk_ids = own_topk().ids;

@@ -78,8 +78,7 @@ class AllGatherDispatcher : public EpDispatcher {
     topk.ids = slots.ids;
     topk.weights = slots.weights;
     return *context.arena.New<StandardDispatchOutput>(
-        Collect(context, received.size(), [](size_t place) { return place; }), topk,
-        deterministic() ? Routewise(kTokenRows) : kTokenRows);
+        CollectTokens(context), topk, deterministic() ? Routewise(kTokenRows) : kTokenRows);
   }
   Answered Answer(ExecContext& context, const CombineInput& input) override {
     const auto& answer = As<StandardCombineInput>(input);

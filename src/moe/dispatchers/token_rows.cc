@@ -3,11 +3,10 @@
 namespace switchyard::moe::dispatchers {
 
 DeepepNormalDispatchOutput& TokenRowsDispatcher::ArrangeTokens(ExecContext& context,
-                                                               const ReceivedTokens& received,
                                                                const DispatchPromises& promises) {
   auto* output = context.arena.New<DeepepNormalDispatchOutput>(deterministic() ? Routewise(promises)
                                                                                : promises);
-  output->hidden_states = Collect(context, received.size(), [](size_t place) { return place; });
+  output->hidden_states = CollectTokens(context);
   const Slots slots = ReadSlots(context, promises.id_space);
   ids_ = slots.ids;
   space_ = promises.id_space;

@@ -12,8 +12,7 @@ class TokenRowsDispatcher : public EpDispatcher {
 
  protected:
   // The output without what a protocol adds.
-  DeepepNormalDispatchOutput& ArrangeTokens(ExecContext& context, const ReceivedTokens& received,
-                                            const DispatchPromises& promises);
+  DeepepNormalDispatchOutput& ArrangeTokens(ExecContext& context, const DispatchPromises& promises);
   Answered Answer(ExecContext& context, const CombineInput& input) override;
 
  private:

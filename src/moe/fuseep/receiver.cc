@@ -14,6 +14,10 @@ namespace {
 // stays small.
 constexpr size_t kRowsPerBatch = 2048;
 
+// Ranks that are in step send within this time of each other. Reading the weights of a few experts
+// takes longer.
+constexpr std::chrono::microseconds kGrace{200};
+
 }  // namespace
 
 Receiver::Receiver(ExecContext& context, Window& window, const Layer& layer,
@@ -63,13 +67,22 @@ void Receiver::TakeArrivals() {
   }
 }
 
+bool Receiver::IsWaitingForRest() const {
+  return layer_.mode == kDispatchGmmCombineDecode ||
+         std::chrono::steady_clock::now() - *began_ < kGrace;
+}
+
 bool Receiver::FindReady() {
+  if (!began_) began_ = std::chrono::steady_clock::now();
+  const bool together = IsWaitingForRest();
   size_t from_all = layout_.num_blocks;
   for (const Source& source : sources_) from_all = std::min(from_all, source.arrived);
   bool any = false;
+  is_waiting_ = false;
   for (Source& source : sources_) {
-    source.ready = layer_.mode == kDispatchGmmCombineDecode ? from_all : source.arrived;
+    source.ready = std::max(source.computed, together ? from_all : source.arrived);
     any = any || source.computed < source.ready;
+    is_waiting_ = is_waiting_ || source.ready < source.arrived;
   }
   return any;
 }
@@ -145,6 +158,7 @@ void Receiver::FinishReady() {
 }
 
 bool Receiver::HasNews() const {
+  if (is_waiting_ && !IsWaitingForRest()) return true;
   for (size_t source = 0; source < sources_.size(); ++source) {
     const size_t arrived = sources_[source].arrived;
     if (arrived < layout_.num_blocks && window_.HasBlock(source, arrived)) return true;

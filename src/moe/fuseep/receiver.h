@@ -1,8 +1,10 @@
 // The second part of a step: the experts of this rank, for the rows that arrive.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -14,7 +16,9 @@
 namespace switchyard::moe::fuseep {
 
 // Takes blocks of routes as they arrive, computes those that are ready and writes each route's row
-// home. In mode 1 a block is ready when it has come from all sources, in mode 2 from its source.
+// home. In mode 1 a block is ready when it has come from all sources, in mode 2 from its source;
+// but there too it is worth a moment's wait that an expert's weights are not read once for each
+// source.
 class Receiver {
  public:
   // Shapes: weights of this rank's experts.
@@ -22,7 +26,8 @@ class Receiver {
 
   // Whether there was something to compute. Errors: kUnavailable if a source has failed.
   bool Advance();
-  // Whether a source has posted something that Advance has not looked at.
+  // Whether a source has posted something that Advance has not looked at, or what has come waits no
+  // longer for the rest.
   bool HasNews() const;
   // Whether every route of every source is computed and home.
   bool finished() const { return num_finished_ == sources_.size(); }
@@ -46,6 +51,8 @@ class Receiver {
   };
 
   void TakeArrivals();
+  // Whether blocks of some sources are to wait for those of others.
+  bool IsWaitingForRest() const;
   bool FindReady();
   // Routes of a source before expert e, of those that have arrived.
   uint32_t& RoutesBefore(size_t source, size_t expert) {
@@ -66,6 +73,8 @@ class Receiver {
   std::span<Source> sources_;          // [R]
   std::span<uint32_t> routes_before_;  // [R, L + 1]
   size_t num_finished_ = 0;
+  std::optional<std::chrono::steady_clock::time_point> began_;  // to look for rows
+  bool is_waiting_ = false;                                     // rows that came, for the rest
 };
 
 }  // namespace switchyard::moe::fuseep

@@ -27,8 +27,8 @@ struct Layer;
 // When experts start. The results are the same bits, and ranks may differ in it.
 inline constexpr int kDispatchGmmCombineDecode = 1;  // an expert once all its rows are in: its
                                                      // weights are read once
-inline constexpr int kDispatchFfnCombine = 2;  // the rows of a source as soon as they are in: no
-                                               // rank waits for the slowest
+inline constexpr int kDispatchFfnCombine = 2;  // the rows of a source soon after they are in: no
+                                               // rank waits for the slowest longer than a moment
 
 // Choices of a model; the same on all ranks, but for `mode`. Names of settings in brackets.
 struct FusedMoeOptions {
