@@ -109,6 +109,8 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "switchyard: out of memory\n");
   } catch (const std::exception& e) {
+    // A result that outgrows its buffer fails while it is printed.
+    if (std::ferror(stdout) != 0) return switchyard::cli::CheckOutput(1);
     fmt::print(stderr, "switchyard: {}\n", e.what());
   }
   return 1;
