@@ -150,24 +150,6 @@ DType KvDType(const Settings& settings, DType activation_dtype) {
   return activation_dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
 }
 
-namespace {
-
-// The same name may stand for different files on different hosts.
-void RequireSameModel(const LoadedModel& loaded, const std::string& name) {
-  if (World() == nullptr || World()->size() == 1) return;
-  const auto all =
-      AllGatherValue(*World(), loaded.model->Fingerprint(), Deadline::Never("compare the models"));
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    throw Error(ErrorCode::kFailedPrecondition,
-                fmt::format("rank {} has another model than rank 0 (\"{}\" there): give all ranks "
-                            "the same checkpoint",
-                            rank, name));
-  }
-}
-
-}  // namespace
-
 LoadedModel LoadModel(const ModelRequest& request, const Settings& settings) {
   const double start = SecondsSinceStart();
   LoadedModel loaded;
@@ -175,17 +157,14 @@ LoadedModel LoadModel(const ModelRequest& request, const Settings& settings) {
   const std::string name = request.random ? request.random->architecture : request.model;
   loaded.ranks = ModelRanks::Make(settings, request.max_sequences);
   ExecutorOptions executor;
-  OnAllRanks([&] {
-    ModelOptions options = MakeModelOptions(settings, request.act_dtype);
-    if (loaded.ranks != nullptr) options.moe.ep = &loaded.ranks->ep();
-    if (request.random) {
-      loaded.model = Model::Random(*request.random, request.random_dtype, options, *loaded.pool);
-    } else {
-      loaded.files = OpenModelFiles(request.model);
-      loaded.model = Model::Load(loaded.files, options, *loaded.pool);
-    }
-  });
-  RequireSameModel(loaded, name);
+  ModelOptions options = MakeModelOptions(settings, request.act_dtype);
+  if (loaded.ranks != nullptr) options.moe.ep = &loaded.ranks->ep();
+  if (request.random) {
+    loaded.model = Model::Random(*request.random, request.random_dtype, options, *loaded.pool);
+  } else {
+    OnAllRanks([&] { loaded.files = OpenModelFiles(request.model); });
+    loaded.model = Model::Load(loaded.files, options, *loaded.pool);
+  }
   executor.context_length = settings.GetCount("ctx");
   executor.max_sequences = request.max_sequences;
   executor.kv_dtype = KvDType(settings, loaded.model->activation_dtype());

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -128,6 +129,9 @@ struct Model::Impl {
   std::vector<float> frequencies;  // of rope kinds that are the same for all sequences
   std::vector<std::string> bad_tensors;
 
+  void Open(std::shared_ptr<const ModelFiles> files, ThreadPool& pool);
+  void MakeUp(DType dtype, ThreadPool& pool);
+  uint64_t Fingerprint() const;
   void Build();
   DType ActFor(const WeightMatrix& weight) const {
     return quant::ResolveActDType(options.moe.act_dtype, weight.dtype);
@@ -155,13 +159,81 @@ ModelConfig Model::ReadConfig(const ModelFiles& files) {
       ConfigReader::Parse(files.PathOf("config.json"), files.ReadText("config.json")));
 }
 
+namespace {
+
+// FNV-1a.
+class Hash {
+ public:
+  void Add(const void* data, size_t bytes) {
+    const auto* byte = static_cast<const unsigned char*>(data);
+    for (size_t i = 0; i < bytes; ++i) value_ = (value_ ^ byte[i]) * 0x100000001b3u;
+  }
+  void AddNumber(uint64_t number) { Add(&number, sizeof(number)); }
+  // The first row of a matrix.
+  void AddRow(const WeightMatrix& matrix) {
+    AddNumber(static_cast<uint64_t>(matrix.dtype));
+    Add(matrix.RowAt(0), BytesOf(matrix.dtype, matrix.cols));
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+// Runs body on every rank, and fails everywhere if it fails on one.
+void OnAllRanks(const moe::ExpertParallel* ep, const std::function<void()>& body) {
+  if (ep == nullptr) return body();
+  RunTogether(ep->groups().tp(), Deadline::Never("load the model"), body);
+}
+
+// The same name may stand for different files on different hosts.
+void RequireSameModel(const moe::ExpertParallel* ep, uint64_t fingerprint) {
+  if (ep == nullptr) return;
+  ProcessGroup& ranks = ep->groups().tp();
+  const auto all = AllGatherValue(ranks, fingerprint, Deadline::Never("compare the models"));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw Error(ErrorCode::kFailedPrecondition,
+                fmt::format("rank {} has another model than rank {}: give all ranks the same "
+                            "checkpoint",
+                            ranks.WorldRank(rank), ranks.WorldRank(0)));
+  }
+}
+
+}  // namespace
+
+// Of the config, the sizes and some of the weights that every rank has.
+uint64_t Model::Impl::Fingerprint() const {
+  Hash hash;
+  hash.Add(config.architecture.data(), config.architecture.size());
+  for (size_t number : {config.vocab_size, config.hidden_size, config.num_heads,
+                        config.num_kv_heads, config.head_dim, config.num_experts, config.top_k,
+                        config.moe_intermediate_size, config.layers.size()})
+    hash.AddNumber(number);
+  hash.AddRow(weights.embedding);
+  hash.AddRow(weights.head);
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    hash.AddRow(weights.layers[i].attention.q);
+    if (config.layers[i].is_moe) hash.AddRow(weights.layers[i].router);
+  }
+  return hash.value();
+}
+
 std::unique_ptr<Model> Model::Load(std::shared_ptr<const ModelFiles> files,
                                    const ModelOptions& options, ThreadPool& pool) {
   auto impl = std::make_unique<Impl>();
-  impl->config = ReadConfig(*files);
   impl->options = options;
-  impl->checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(std::move(files)));
-  impl->placer.emplace(impl->config, impl->options);
+  OnAllRanks(options.moe.ep, [&] { impl->Open(std::move(files), pool); });
+  RequireSameModel(options.moe.ep, impl->Fingerprint());
+  impl->Build();
+  return std::unique_ptr<Model>(new Model(std::move(impl)));
+}
+
+// Reads what is this rank's; nothing of it needs the others.
+void Model::Impl::Open(std::shared_ptr<const ModelFiles> files, ThreadPool& pool) {
+  config = ReadConfig(*files);
+  checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(std::move(files)));
+  placer.emplace(config, options);
   // Every view that the model reads, for the scan.
   class Recorder : public CheckpointSource {
    public:
@@ -172,20 +244,18 @@ std::unique_ptr<Model> Model::Load(std::shared_ptr<const ModelFiles> files,
     }
     std::vector<TensorView> views;
     std::vector<std::string> names;
-  } source(*impl->checkpoint);
-  impl->weights = BindWeights(impl->config, source, impl->placer->Share());
+  } source(*checkpoint);
+  weights = BindWeights(config, source, placer->Share());
   if (options.check_values) {
-    impl->bad_tensors = FindBadTensors(source.views, source.names, pool);
+    bad_tensors = FindBadTensors(source.views, source.names, pool);
     constexpr size_t kShown = 5;
-    const std::vector<std::string>& bad = impl->bad_tensors;
+    const std::vector<std::string>& bad = bad_tensors;
     for (size_t i = 0; i < std::min(kShown, bad.size()); ++i) Log(LogLevel::kWarning, bad[i]);
     if (bad.size() > kShown) {
       Log(LogLevel::kWarning,
           fmt::format("{} more tensors hold NaN or infinity", bad.size() - kShown));
     }
   }
-  impl->Build();
-  return std::unique_ptr<Model>(new Model(std::move(impl)));
 }
 
 std::unique_ptr<Model> Model::Random(const ModelConfig& config, DType dtype,
@@ -193,8 +263,15 @@ std::unique_ptr<Model> Model::Random(const ModelConfig& config, DType dtype,
   auto impl = std::make_unique<Impl>();
   impl->config = config;
   impl->options = options;
-  impl->placer.emplace(config, impl->options);
-  const ExpertShare share = impl->placer->Share();
+  OnAllRanks(options.moe.ep, [&] { impl->MakeUp(dtype, pool); });
+  RequireSameModel(options.moe.ep, impl->Fingerprint());
+  impl->Build();
+  return std::unique_ptr<Model>(new Model(std::move(impl)));
+}
+
+void Model::Impl::MakeUp(DType dtype, ThreadPool& pool) {
+  placer.emplace(config, options);
+  const ExpertShare share = placer->Share();
   const size_t bytes = RandomWeightBytes(config, dtype, share);
   if (const size_t available = AvailableBytes(); available != 0 && bytes > available) {
     throw Error(ErrorCode::kResourceExhausted,
@@ -202,10 +279,8 @@ std::unique_ptr<Model> Model::Random(const ModelConfig& config, DType dtype,
                             available));
   }
   RandomSource source(dtype, bytes, pool);
-  impl->weights = BindWeights(config, source, share);
-  impl->random_memory = source.memory();
-  impl->Build();
-  return std::unique_ptr<Model>(new Model(std::move(impl)));
+  weights = BindWeights(config, source, share);
+  random_memory = source.memory();
 }
 
 void Model::Impl::Build() {
@@ -460,46 +535,6 @@ DType Model::weight_dtype() const {
 }
 DType Model::activation_dtype() const {
   return quant::ResolveActDType(impl_->options.moe.act_dtype, weight_dtype());
-}
-
-namespace {
-
-// FNV-1a.
-class Hash {
- public:
-  void Add(const void* data, size_t bytes) {
-    const auto* byte = static_cast<const unsigned char*>(data);
-    for (size_t i = 0; i < bytes; ++i) value_ = (value_ ^ byte[i]) * 0x100000001b3u;
-  }
-  void AddNumber(uint64_t number) { Add(&number, sizeof(number)); }
-  // The first row of a matrix.
-  void AddRow(const WeightMatrix& matrix) {
-    AddNumber(static_cast<uint64_t>(matrix.dtype));
-    Add(matrix.RowAt(0), BytesOf(matrix.dtype, matrix.cols));
-  }
-  uint64_t value() const { return value_; }
-
- private:
-  uint64_t value_ = 0xcbf29ce484222325u;
-};
-
-}  // namespace
-
-uint64_t Model::Fingerprint() const {
-  const ModelConfig& config = impl_->config;
-  Hash hash;
-  hash.Add(config.architecture.data(), config.architecture.size());
-  for (size_t number : {config.vocab_size, config.hidden_size, config.num_heads,
-                        config.num_kv_heads, config.head_dim, config.num_experts, config.top_k,
-                        config.moe_intermediate_size, config.layers.size()})
-    hash.AddNumber(number);
-  hash.AddRow(impl_->weights.embedding);
-  hash.AddRow(impl_->weights.head);
-  for (size_t i = 0; i < config.layers.size(); ++i) {
-    hash.AddRow(impl_->weights.layers[i].attention.q);
-    if (config.layers[i].is_moe) hash.AddRow(impl_->weights.layers[i].router);
-  }
-  return hash.value();
 }
 
 size_t Model::weight_bytes() const {

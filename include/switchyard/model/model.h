@@ -69,8 +69,10 @@ struct ComputePlan {
 // Read-only after loading; Forward may be called by one thread at a time per ExecContext.
 class Model {
  public:
-  // Reads config.json and the weights of a folder in Hugging Face layout.
-  // Errors: kNotFound, kCorruptData and kUnsupported, each naming file, field or tensor.
+  // Reads config.json and the weights of a folder in Hugging Face layout. Collective with moe.ep.
+  // Errors: what goes wrong on one rank is the error of all; kFailedPrecondition naming the rank if
+  //   ranks have different models; kNotFound, kCorruptData and kUnsupported, each naming file,
+  //   field or tensor.
   static std::unique_ptr<Model> Load(std::shared_ptr<const ModelFiles> files,
                                      const ModelOptions& options, ThreadPool& pool);
 
@@ -109,9 +111,6 @@ class Model {
   // The type that activations take in products with most weights.
   DType activation_dtype() const;
   std::vector<ComputePlan> Explain() const;
-  // A number that differs for different models: of the config, the sizes and some of the weights
-  // that every rank has. For ranks to compare.
-  uint64_t Fingerprint() const;
   // Names and problems of tensors with NaN or infinity, found at load ("model.layers.0….weight: 3
   // NaN, first at [0, 7]").
   const std::vector<std::string>& bad_tensors() const;

@@ -92,6 +92,7 @@ Names::Names(size_t layer_id)
 Window::Window(ProcessGroup& group, const Layout& layout, const FusedMoeOptions& options)
     : group_(group),
       group_base_(dynamic_cast<parallel::GroupBase&>(group)),
+      is_dead_(options.is_dead),
       layout_(layout),
       epoch_(options.first_epoch),
       done_posted_(layout.num_ranks) {
@@ -169,6 +170,14 @@ bool Window::DoneFrom(size_t from) {
   if (!IsHere(signal)) return false;
   if ((signal.count & kAbortedBecauseOf) != 0) ThrowPeerFailed(signal.count & ~kAbortedBecauseOf);
   return true;
+}
+
+// A process that has ended is noticed long before the deadline.
+void Window::RequireAlive() const {
+  for (size_t peer = 0; is_dead_ && peer < num_ranks(); ++peer) {
+    if (peer != rank() && is_dead_(peer))
+      throw Error(ErrorCode::kUnavailable, fmt::format("rank {} has died", group_.WorldRank(peer)));
+  }
 }
 
 void Window::ThrowPeerFailed(size_t peer) {

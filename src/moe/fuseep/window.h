@@ -120,7 +120,8 @@ class Window {
   template <typename Done, typename Late>
   void Wait(const Done& done, std::chrono::milliseconds timeout, std::string_view stage,
             const Late& late) {
-    group_base_.WaitUntil(done, Deadline::After(timeout, stage), window_->name(), nullptr, late);
+    group_base_.WaitUntil(done, Deadline::After(timeout, stage), window_->name(), nullptr, late,
+                          [this] { RequireAlive(); });
   }
 
   // --- Memory ---
@@ -153,9 +154,11 @@ class Window {
   }
   bool IsHere(Signal signal) const { return signal.epoch == epoch_; }
   [[noreturn]] void ThrowPeerFailed(size_t peer);
+  void RequireAlive() const;
 
   ProcessGroup& group_;
   parallel::GroupBase& group_base_;
+  std::function<bool(size_t)> is_dead_;
   const Layout layout_;
   std::unique_ptr<SharedWindow> window_;
   std::vector<std::byte*> parts_;  // of each rank

@@ -303,6 +303,7 @@ void MoeLayer::MakeFused(const Registry& registry, const MoeLayerOptions& option
   fused.num_max_dispatch_tokens_per_rank = ep_->options().num_max_dispatch_tokens_per_rank;
   fused.buffer_mb = ep_->options().fused_buffer_mb;
   fused.timeout = ep_->options().timeout;
+  fused.is_dead = [ep = ep_](size_t rank) { return ep->IsDead(ep->fuse_ep(), rank); };
   if (ep_->fused_buffer() == nullptr) {
     const FusedMoeShape shape{runner.hidden_size, runner.top_k, runner.num_local_experts, 0};
     ep_->fused_buffer() = std::make_shared<FusedMoeBuffer>(ep_->fuse_ep(), shape, fused);
@@ -389,7 +390,16 @@ Rows MoeLayer::ForwardRouted(ExecContext& context, ConstRows hidden, const TopKO
 }
 
 Rows MoeLayer::RunExperts(ExecContext& context, ConstRows hidden, const TopKOutput& topk) {
-  if (is_fused_ep()) return fused_->Run(context, hidden, topk, quant_info_);
+  if (is_fused_ep()) {
+    try {
+      return fused_->Run(context, hidden, topk, quant_info_);
+    } catch (const Error& error) {
+      const ProcessGroup& group = ep_->groups().moe_ep();
+      throw Error(error.code(), fmt::format("rank {}, layer {}, step {}, ascend_fuseep: {}",
+                                            group.WorldRank(group.rank()), config_.runner.layer_id,
+                                            ep_->pass(), error.what()));
+    }
+  }
   Dispatcher& dispatcher = this->dispatcher();
   try {
     const DispatchOutput& dispatched = dispatcher.Dispatch(context, hidden, topk);

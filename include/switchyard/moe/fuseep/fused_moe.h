@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -39,6 +40,8 @@ struct FusedMoeOptions {
   // [moe-fused-buffer-mb].
   size_t buffer_mb = 0;
   std::chrono::milliseconds timeout{10000};  // of every wait for other ranks
+  // Whether the process of a rank of the group has ended: looked at while waiting. Unset: never.
+  std::function<bool(size_t rank)> is_dead = {};
   uint32_t first_epoch = 0;  // steps are numbered from here modulo 2^32; tests start near the wrap
 };
 
