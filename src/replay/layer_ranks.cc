@@ -36,23 +36,18 @@ class RankPass {
 
   // Why this number of ranks does not give the result of one; empty if it does.
   std::string Obstacle() const {
-    const moe::MoeLayerConfig& config = pass_.config;
     const size_t ranks = world_.size();
     if (ranks == 1) return "";
-    const moe::SchemeEntry& scheme = input_.registry.FindScheme(config.scheme_w13);
-    if (input_.options.activation_quant && scheme.act_quant == ActQuantKind::kFp8Tensor) {
+    const moe::SchemeEntry& scheme = input_.registry.FindScheme(pass_.config.scheme_w13);
+    const ActQuantKind act =
+        input_.options.activation_quant ? scheme.act_quant : ActQuantKind::kNone;
+    if (act == ActQuantKind::kFp8Tensor) {
       return fmt::format(
-          "scheme {} has one activation scale for all rows of a pass, and none of "
-          "the {} ranks sees all rows",
+          "scheme {} has one activation scale for all rows of a pass, and none of the {} ranks "
+          "sees all rows",
           scheme.name, ranks);
     }
-    if (splits_ && pass_.weights.intermediate_size % ranks != 0) {
-      return fmt::format(
-          "runner ascend with backend none splits every expert, and "
-          "intermediate_size {} is no multiple of {} ranks",
-          pass_.weights.intermediate_size, ranks);
-    }
-    return "";
+    return splits_ ? SplitObstacle(scheme, act) : "";
   }
 
   // Shapes: returns the rows of all tokens, on every rank.
@@ -78,6 +73,25 @@ class RankPass {
  private:
   Deadline Soon(std::string_view stage) const {
     return Deadline::After(input_.options.ep.timeout, stage);
+  }
+
+  std::string SplitObstacle(const moe::SchemeEntry& scheme, ActQuantKind act) const {
+    const size_t columns = pass_.weights.intermediate_size;
+    if (std::find(scheme.runners.begin(), scheme.runners.end(), "ascend") == scheme.runners.end())
+      return fmt::format("runner ascend does not compute scheme {}", scheme.name);
+    std::string why;
+    if (columns % world_.size() != 0) {
+      why = fmt::format("intermediate_size {} is no multiple of {} ranks", columns, world_.size());
+    } else if (act == ActQuantKind::kInt8Token || act == ActQuantKind::kInt4Token ||
+               act == ActQuantKind::kFp8Token) {
+      why = fmt::format(
+          "scheme {} has one scale for an activated row, of which each rank has a "
+          "part",
+          scheme.name);
+    }
+    return why.empty()
+               ? ""
+               : "runner ascend with backend none splits every expert over the ranks: " + why;
   }
 
   ParallelConfig Parallel() const {
@@ -108,11 +122,16 @@ class RankPass {
     return moe::ExpertLocation::Trivial(sizes);
   }
 
+  // Where experts are split, a part may be impossible on one rank and possible on the next.
   moe::ExpertWeights MyExperts() const {
-    const size_t local = location_.sizes().num_physical / ep_.ep_size();
-    const auto mine = location_.PhysicalToLogical(0).subspan(ep_.ep_rank() * local, local);
-    return moe::SplitExperts(moe::PickExperts(pass_.weights, mine), ep_.moe_tp_rank(),
-                             ep_.moe_tp_size());
+    moe::ExpertWeights experts;
+    RunTogether(world_, Soon("take experts"), [&] {
+      const size_t local = location_.sizes().num_physical / ep_.ep_size();
+      const auto mine = location_.PhysicalToLogical(0).subspan(ep_.ep_rank() * local, local);
+      experts = moe::SplitExperts(moe::PickExperts(pass_.weights, mine), ep_.moe_tp_rank(),
+                                  ep_.moe_tp_size());
+    });
+    return experts;
   }
 
   // The replica that takes a token's slot: as a router chooses it if nobody says how.
@@ -155,16 +174,18 @@ class RankPass {
     return ep_.MySlice(pass_.hidden.rows);
   }
 
+  // All ranks look at the ids of all tokens, so that they all refuse a bad one.
   Rows Forward(moe::MoeLayer& layer, const moe::ExpertParallel::Slice& slice) const {
     const size_t top_k = pass_.topk.top_k;
     std::vector<int32_t> ids;
-    for (size_t slot = slice.first * top_k; slot < (slice.first + slice.count) * top_k; ++slot)
+    for (size_t slot = 0; slot < pass_.topk.ids.size(); ++slot)
       ids.push_back(PlaceOf(pass_.topk.ids[slot], slot / top_k));
+    const size_t first = slice.first * top_k, count = slice.count * top_k;
     moe::TopKOutput topk;
     topk.num_tokens = slice.count;
     topk.top_k = top_k;
-    topk.ids = ids;
-    topk.weights = pass_.topk.weights.subspan(slice.first * top_k, slice.count * top_k);
+    topk.ids = std::span<const int32_t>(ids).subspan(first, count);
+    topk.weights = pass_.topk.weights.subspan(first, count);
     return layer.ForwardRouted(input_.context, pass_.hidden.Slice(slice.first, slice.count), topk);
   }
 

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 
 #include "model/config_reader.h"
@@ -52,11 +53,24 @@ KindOutput RunKind(const CaseFile& file, const std::filesystem::path& path,
   }
 }
 
-// Runs body, on all ranks or none.
+// Runs body; where there are several ranks, an error of one is thrown on all.
 template <typename Body>
 void Together(const ReplayOptions& options, const Body& body) {
   if (options.world == nullptr) return body();
-  RunTogether(*options.world, Deadline::Never("replay"), body);
+  std::optional<Error> error;
+  try {
+    body();
+  } catch (const Error& e) {
+    error = e;
+  } catch (const std::exception& e) {
+    error = Error(ErrorCode::kInternal, e.what());
+  }
+  const Deadline never = Deadline::Never("replay");
+  const Error* mine = error ? &*error : nullptr;
+  // Those that only waited for others in vain do not know the cause.
+  const bool is_cause = error && error->code() != ErrorCode::kUnavailable;
+  options.world->AgreeOnError(is_cause ? mine : nullptr, never);
+  options.world->AgreeOnError(mine, never);
 }
 
 // What all ranks must have in common.
