@@ -103,7 +103,7 @@ std::vector<Way> AllWays() {
 
 // Skipped is what one rank would skip too, and what the result of ranks cannot equal.
 TEST(ReplayRanks, LayersAgreeOverEveryBackend) {
-  for (const size_t ranks : {1, 2, 3, 4}) {
+  for (const size_t ranks : {1u, 2u, 3u, 4u}) {
     size_t passed = 0;
     for (const Way& way : AllWays()) {
       for (const auto& path : Cases({"layer", "qlayer"})) {
@@ -127,7 +127,7 @@ TEST(ReplayRanks, ExpertsThatRanksDoNotDivide) {
   });
   ASSERT_NE(six, cases.end());
   for (const char* a2a : {"none", "deepep", "mori", "nixl"}) {
-    for (const size_t ranks : {4, 5, 7, 8}) {
+    for (const size_t ranks : {4u, 5u, 7u, 8u}) {
       const ReplayResult result = ReplayOverRanks(*six, Way{a2a, "aiter"}.Options(), ranks);
       EXPECT_TRUE(result.passed()) << a2a << ", " << ranks << " ranks: " << Describe(result);
     }
@@ -136,7 +136,7 @@ TEST(ReplayRanks, ExpertsThatRanksDoNotDivide) {
 
 TEST(ReplayRanks, DispatchesGoOverTheWorldIfItIsLargeEnough) {
   for (const auto& path : Cases({"dispatch"})) {
-    for (const size_t ranks : {1, 2, 4, 5}) {
+    for (const size_t ranks : {1u, 2u, 4u, 5u}) {
       const ReplayResult result = ReplayOverRanks(path, {}, ranks);
       EXPECT_TRUE(result.passed()) << ranks << " ranks: " << Describe(result);
       const auto over = [&](const std::string& how) {
