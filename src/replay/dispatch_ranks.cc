@@ -389,9 +389,9 @@ DispatchRuns DispatchOverThreads(const KindInput& input, const DispatchCase& dis
     }
     runs.emplace_back(fmt::format("{}, {} thread{}", entry->name, ranks, ranks == 1 ? "" : "s"),
                       RunThreads(input, dispatch, *entry, ranks));
-    if (ranks == 1) continue;
+    if (ranks % 2 != 0) continue;
     runs.emplace_back(fmt::format("{}, {} threads on 2 nodes", entry->name, ranks),
-                      RunThreads(input, dispatch, *entry, (ranks + 1) / 2));
+                      RunThreads(input, dispatch, *entry, ranks / 2));
   }
   return runs;
 }

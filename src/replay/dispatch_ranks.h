@@ -12,8 +12,8 @@ namespace switchyard::replay {
 // How a case was run ("nixl, 4 threads") and the tensors that it gave.
 using DispatchRuns = std::vector<std::pair<std::string, Outputs>>;
 
-// By every dispatcher that has the case's layout, with threads as the ranks: on one node and, where
-// there are more ranks than one, as if on two. Nothing if the case is too large to be run here.
+// By every dispatcher that has the case's layout, with threads as the ranks: on one node and, of an
+// even number of ranks, as if on two. Nothing if the case is too large to be run here.
 DispatchRuns DispatchOverThreads(const KindInput& input, const DispatchCase& dispatch);
 
 // The same over the first ranks of options.world; nothing if there are not enough. Collective over

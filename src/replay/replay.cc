@@ -77,11 +77,12 @@ void Together(const ReplayOptions& options, const Body& body) {
 void RequireSameCase(const CaseFile& file, const ReplayOptions& options) {
   if (options.world == nullptr) return;
   const moe::ExpertParallelOptions& ep = options.ep;
-  const std::string mine = fmt::format(
-      "{} {:x}, runner {}, a2a {}, activations {} {}, rows {} {}, {} {} {} {}", file.name(),
-      file.Hash(), options.runner, options.a2a, options.act_dtype, options.activation_quant,
-      options.dispatch_dtype, options.combine_dtype, static_cast<int>(ep.deepep_mode),
-      ep.tokens_are_replicated, ep.deterministic, ep.push_rows);
+  const std::string mine =
+      fmt::format("{} {:x}, runner {}, a2a {}, activations {} {}, rows {} {}, {} {} {} {} {} {}",
+                  file.name(), file.Hash(), options.runner, options.a2a, options.act_dtype,
+                  options.activation_quant, options.dispatch_dtype, options.combine_dtype,
+                  static_cast<int>(ep.deepep_mode), ep.tokens_are_replicated, ep.deterministic,
+                  ep.push_rows, static_cast<int>(ep.hierarchy), ep.fuseep_mode);
   const std::vector<std::string> all =
       AllGatherText(*options.world, mine, Deadline::Never("replay"));
   const auto other = std::find_if(all.begin(), all.end(),

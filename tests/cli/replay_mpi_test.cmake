@@ -22,7 +22,8 @@ endfunction()
 
 foreach(options "" "--dp-attention" "--runner;reference" "--runner;ascend" "--act-dtype;bf16"
     "--a2a;deepep;--deepep-mode;normal" "--a2a;deepep;--deepep-mode;low_latency" "--a2a;deepep;--runner;ascend;--dp-attention"
-    "--a2a;deepep;--ep-push-rows;0;--ep-summed-combine" "--a2a;mooncake" "--a2a;nixl" "--a2a;mori" "--a2a;mori;--dp-attention")
+    "--a2a;deepep;--ep-push-rows;0;--ep-summed-combine" "--a2a;mooncake" "--a2a;nixl" "--a2a;mori" "--a2a;mori;--dp-attention"
+    "--a2a;ascend_fuseep" "--a2a;ascend_fuseep;--dp-attention")
   replay(${CASES} ${options})
   expect(0 "${num_cases} cases: [0-9]+ passed, 0 failed" 1 "${options}")
   expect(0 "layer/act-step2 +PASS" 1 "${options}")

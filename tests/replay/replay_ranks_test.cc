@@ -94,7 +94,7 @@ std::vector<Way> AllWays() {
       if (runner == std::string_view("reference")) continue;
       ways.push_back({"deepep", runner, moe::DeepepMode::kNormal, own_tokens});
       ways.push_back({"deepep", runner, moe::DeepepMode::kLowLatency, own_tokens});
-      for (const char* a2a : {"mooncake", "nixl", "mori"})
+      for (const char* a2a : {"mooncake", "nixl", "mori", "ascend_fuseep"})
         ways.push_back({a2a, runner, moe::DeepepMode::kAuto, own_tokens});
     }
   }
@@ -126,7 +126,7 @@ TEST(ReplayRanks, ExpertsThatRanksDoNotDivide) {
     return path.filename() == "059-act-step2.safetensors";
   });
   ASSERT_NE(six, cases.end());
-  for (const char* a2a : {"none", "deepep", "mori", "nixl"}) {
+  for (const char* a2a : {"none", "deepep", "mori", "nixl", "ascend_fuseep"}) {
     for (const size_t ranks : {4u, 5u, 7u, 8u}) {
       const ReplayResult result = ReplayOverRanks(*six, Way{a2a, "aiter"}.Options(), ranks);
       EXPECT_TRUE(result.passed()) << a2a << ", " << ranks << " ranks: " << Describe(result);
