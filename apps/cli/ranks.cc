@@ -34,12 +34,17 @@ bool StartedByMpirun() {
 
 bool IsElastic(const std::string& a2a) { return a2a == "mooncake" || a2a == "nixl"; }
 
+// Whether each rank has tokens of its own.
+bool OwnsTokens(const Settings& settings) {
+  return settings.GetFlag("dp-attention") || IsElastic(settings.Get("moe-a2a"));
+}
+
 ParallelConfig MakeConfig(const Settings& settings, size_t ranks) {
   ParallelConfig config;
   config.tp_size = settings.GetCount("tp-size", ranks);
   config.moe_dp_size = settings.GetCount("moe-dp-size");
   const std::string& a2a = settings.Get("moe-a2a");
-  config.dp_attention = settings.GetFlag("dp-attention") || IsElastic(a2a);
+  config.dp_attention = OwnsTokens(settings);
   // The ascend runner's own dispatcher has all experts on every rank, and splits them.
   const bool splits = settings.Get("moe-runner") == "ascend" && a2a == "none";
   const size_t rest = std::max<size_t>(1, config.tp_size / std::max<size_t>(1, config.moe_dp_size));
@@ -72,20 +77,10 @@ bool LauncherRecovers() {
 
 moe::ExpertParallelOptions MakeOptions(const Settings& settings, const ParallelConfig& config,
                                        size_t pass_tokens) {
-  moe::ExpertParallelOptions options;
-  options.tokens_are_replicated = !config.dp_attention;
+  moe::ExpertParallelOptions options = ExchangeOptions(settings);
   options.max_tokens_per_rank =
       config.dp_attention ? pass_tokens : (pass_tokens + config.tp_size - 1) / config.tp_size;
   options.num_max_dispatch_tokens_per_rank = settings.GetCount("num-max-dispatch-tokens-per-rank");
-  options.timeout = std::chrono::milliseconds(settings.GetCount("ep-timeout-ms"));
-  options.deepep_mode = moe::ParseDeepepMode(settings.Get("deepep-mode"));
-  options.deterministic = !settings.GetFlag("ep-summed-combine");
-  options.push_rows = settings.GetCount("ep-push-rows", options.push_rows);
-  options.hierarchy = moe::ParseHierarchy(settings.Get("ep-hierarchical"));
-  // Unless the user names a size here, the fallbacks of FuseEP say where it comes from.
-  if (settings.Source("moe-fused-buffer-mb").starts_with("--"))
-    options.fused_buffer_mb = settings.GetCount("moe-fused-buffer-mb");
-  options.fuseep_mode = static_cast<int>(std::stoul(settings.Get("fuseep-mode")));
   return options;
 }
 
@@ -106,6 +101,21 @@ HostPlace PlaceOnHost() {
 }
 
 bool IsFirstRank() { return g_world == nullptr || g_world->rank() == 0; }
+
+moe::ExpertParallelOptions ExchangeOptions(const Settings& settings) {
+  moe::ExpertParallelOptions options;
+  options.tokens_are_replicated = !OwnsTokens(settings);
+  options.timeout = std::chrono::milliseconds(settings.GetCount("ep-timeout-ms"));
+  options.deepep_mode = moe::ParseDeepepMode(settings.Get("deepep-mode"));
+  options.deterministic = !settings.GetFlag("ep-summed-combine");
+  options.push_rows = settings.GetCount("ep-push-rows", options.push_rows);
+  options.hierarchy = moe::ParseHierarchy(settings.Get("ep-hierarchical"));
+  // Unless the user names a size here, the fallbacks of FuseEP say where it comes from.
+  if (settings.Source("moe-fused-buffer-mb").starts_with("--"))
+    options.fused_buffer_mb = settings.GetCount("moe-fused-buffer-mb");
+  options.fuseep_mode = static_cast<int>(std::stoul(settings.Get("fuseep-mode")));
+  return options;
+}
 
 std::string DescribeMpi() {
 #if SWITCHYARD_HAS_MPI

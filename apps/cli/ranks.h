@@ -59,6 +59,10 @@ class ModelRanks {
   std::unique_ptr<moe::ExpertParallel> ep_;
 };
 
+// What the settings say about exchanges between ranks; limits on tokens are left as they are.
+// Errors: kInvalidArgument naming the setting.
+moe::ExpertParallelOptions ExchangeOptions(const Settings& settings);
+
 // Runs body on every rank and makes sure that it succeeded everywhere: one rank without the file,
 // or without memory, ends all with its message.
 void OnAllRanks(const std::function<void()>& body);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "common.h"
 #include "switchyard/core/error.h"
@@ -44,6 +45,22 @@ std::vector<std::filesystem::path> CasesBelow(const std::string& path) {
                 fmt::format("{}: there is no .safetensors file in this folder", path));
   }
   std::sort(cases.begin(), cases.end());
+  return cases;
+}
+
+// The cases of all paths. On several ranks those that rank 0 finds, so that all replay the same.
+std::vector<std::filesystem::path> FindCases(const std::vector<std::string>& paths) {
+  std::string names;
+  OnAllRanks([&] {
+    if (!IsFirstRank()) return;
+    for (const std::string& path : paths) {
+      for (const auto& below : CasesBelow(path)) names += below.string() + '\0';
+    }
+  });
+  if (World() != nullptr) names = AllGatherText(*World(), names, Deadline::Never("replay"))[0];
+  std::vector<std::filesystem::path> cases;
+  std::istringstream list(names);
+  for (std::string name; std::getline(list, name, '\0');) cases.emplace_back(name);
   return cases;
 }
 
@@ -149,6 +166,10 @@ replay::ReplayOptions MakeReplayOptions(const Options& options, const Settings& 
   replay_options.act_dtype = settings.Get("act-dtype") == "bf16" ? "bf16" : "f32";
   replay_options.activation_quant = !settings.GetFlag("no-activation-quant");
   replay_options.output = options.output;
+  replay_options.dispatch_dtype = settings.Get("moe-dispatch-dtype");
+  replay_options.combine_dtype = settings.Get("moe-combine-dtype");
+  replay_options.world = World();
+  replay_options.ep = ExchangeOptions(settings);
   return replay_options;
 }
 
@@ -162,46 +183,75 @@ void RequireGoodOutput(const std::string& output, const std::filesystem::path& p
   }
 }
 
-int Run(const Options& options, const Settings& settings) {
-  std::vector<std::filesystem::path> cases;
-  for (const std::string& path : options.paths) {
-    const auto below = CasesBelow(path);
-    cases.insert(cases.end(), below.begin(), below.end());
-  }
-  if (options.writes_output && cases.size() != 1) {
-    fmt::print(stderr,
-               "switchyard replay: --output takes the tensors of one case, found {} cases\n",
-               cases.size());
-    return 2;
-  }
-  if (options.writes_output) RequireGoodOutput(options.output, cases[0]);
-  const auto pool = MakeThreadPool(settings);
-  Arena arena;
-  ExecContext context{*pool, arena};
-  const replay::ReplayOptions replay_options = MakeReplayOptions(options, settings);
-  size_t counts[3] = {};
-  ordered_json all = {{"cases", ordered_json::array()}};
-  for (const std::filesystem::path& path : cases) {
-    const Outcome outcome = ReplayFile(path, context, replay_options);
-    ++counts[static_cast<size_t>(outcome.status)];
-    if (options.json) {
-      all["cases"].push_back(ToJson(outcome));
+// What came of all cases.
+class Report {
+ public:
+  explicit Report(bool json) : json_(json) {}
+
+  void Add(const Outcome& outcome) {
+    ++counts_[static_cast<size_t>(outcome.status)];
+    if (json_) {
+      all_["cases"].push_back(ToJson(outcome));
     } else {
       PrintLine(outcome);
     }
   }
-  const auto count = [&](Status status) { return counts[static_cast<size_t>(status)]; };
-  if (options.json) {
-    all["passed"] = count(Status::kPass);
-    all["failed"] = count(Status::kFail);
-    all["skipped"] = count(Status::kSkip);
-    fmt::print("{}\n", all.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
-  } else {
-    fmt::print("{} case{}: {} passed, {} failed, {} skipped\n", cases.size(),
-               cases.size() == 1 ? "" : "s", count(Status::kPass), count(Status::kFail),
-               count(Status::kSkip));
+
+  // Prints the totals. Returns the exit status: nothing failed, and not all was skipped.
+  int End() {
+    const size_t passed = Count(Status::kPass), failed = Count(Status::kFail),
+                 skipped = Count(Status::kSkip), total = passed + failed + skipped;
+    if (json_) {
+      all_["passed"] = passed;
+      all_["failed"] = failed;
+      all_["skipped"] = skipped;
+      fmt::print("{}\n", all_.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
+    } else {
+      fmt::print("{} case{}: {} passed, {} failed, {} skipped\n", total, total == 1 ? "" : "s",
+                 passed, failed, skipped);
+    }
+    if (skipped == total) {
+      std::fflush(stdout);
+      fmt::print(stderr, "switchyard replay: nothing was compared: {} skipped\n",
+                 total == 1 ? "the case was" : "all cases were");
+    }
+    return failed == 0 && skipped != total ? 0 : 1;
   }
-  return count(Status::kFail) == 0 ? 0 : 1;
+
+ private:
+  size_t Count(Status status) const { return counts_[static_cast<size_t>(status)]; }
+
+  bool json_;
+  size_t counts_[3] = {};
+  ordered_json all_ = {{"cases", ordered_json::array()}};
+};
+
+int Run(const Options& options, const Settings& settings) {
+  const std::vector<std::filesystem::path> cases = FindCases(options.paths);
+  if (options.writes_output && cases.size() != 1) {
+    if (IsFirstRank()) {
+      fmt::print(stderr,
+                 "switchyard replay: --output takes the tensors of one case, found {} cases\n",
+                 cases.size());
+    }
+    return 2;
+  }
+  OnAllRanks([&] {
+    if (options.writes_output && IsFirstRank()) RequireGoodOutput(options.output, cases[0]);
+  });
+  const auto pool = MakeThreadPool(settings);
+  Arena arena;
+  ExecContext context{*pool, arena};
+  const replay::ReplayOptions replay_options = MakeReplayOptions(options, settings);
+  Report report(options.json);
+  for (const std::filesystem::path& path : cases) {
+    const Outcome outcome = ReplayFile(path, context, replay_options);
+    if (IsFirstRank()) report.Add(outcome);
+  }
+  const int status = IsFirstRank() ? report.End() : 0;
+  // Rank 0 speaks for all.
+  return World() == nullptr ? status
+                            : AllGatherValue(*World(), status, Deadline::Never("replay"))[0];
 }
 
 // An option that is another name of a setting.

@@ -142,6 +142,13 @@ const std::string& CaseFile::kind() const { return storage_->kind; }
 const nlohmann::json& CaseFile::config() const { return *config_; }
 const nlohmann::json& CaseFile::checks() const { return storage_->checks; }
 
+uint64_t CaseFile::Hash() const {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const std::byte byte : storage_->bytes)
+    hash = (hash ^ static_cast<uint64_t>(byte)) * 0x100000001b3;
+  return hash;
+}
+
 void CaseFile::Corrupt(const std::string& message) const { storage_->Corrupt(message); }
 
 bool CaseFile::HasConfig(std::string_view key) const {

@@ -59,6 +59,9 @@ class CaseFile {
   // The same tensors under another config, which must be an object: a config inside a config.
   CaseFile WithConfig(const nlohmann::json& config) const;
 
+  // The same for files of the same bytes.
+  uint64_t Hash() const;
+
   // Throws kCorruptData with the file's name before the message.
   [[noreturn]] void Corrupt(const std::string& message) const;
 
@@ -84,10 +87,17 @@ struct KindInput {
 struct KindOutput {
   Outputs outputs;
   std::string skipped;
+  // The same tensors computed in other ways, and which ("nixl, 4 threads"); each is compared too.
+  std::vector<std::pair<std::string, Outputs>> others = {};
 };
 
-// One per kind, in src/replay/<kind>.cc.
-// Those that this build has are in replay/kinds.def.
+// Whether this rank compares: all are alike until a kind has done what it does on all ranks.
+inline bool IsFirstRank(const ReplayOptions& options) {
+  return options.world == nullptr || options.world->rank() == 0;
+}
+
+// One per kind, in src/replay/<kind>.cc; those that this build has are in replay/kinds.def. The
+// kinds of all ranks are collective over options.world; what they return counts on rank 0.
 KindOutput ReplayRouting(const KindInput& input);
 KindOutput ReplayActivation(const KindInput& input);
 KindOutput ReplayLayer(const KindInput& input);

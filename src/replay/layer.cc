@@ -31,8 +31,8 @@ class LayerReplay {
 
   KindOutput Run() {
     KindOutput result;
-    std::vector<double> y =
-        layer_.Run(input_, layer_.config(), AllExperts(), layer_.topk(), skipped_);
+    std::vector<double> y = layer_.Run(input_, layer_.config(), AllExperts(), skipped_);
+    if (!IsFirstRank(input_.options)) return {{}, skipped_};
     if (skipped_.empty() && input_.file.Has("w.shared_w13")) AddShared(y);
     const bool no_combine = layer_.config().runner.no_combine;
     const size_t tokens = layer_.num_tokens();
@@ -88,7 +88,7 @@ class LayerReplay {
     topk.ids = ids;
     topk.weights = gate;
     const std::vector<double> shared =
-        layer_.Run(input_, config, std::move(weights), topk, skipped_);
+        layer_.RunAlone(input_, config, std::move(weights), topk, skipped_);
     for (size_t i = 0; i < shared.size(); ++i) y[i] += shared[i];
   }
 
@@ -128,7 +128,8 @@ class LayerReplay {
         std::fill_n(config.expert_mask.begin() + static_cast<std::ptrdiff_t>(r * local), local, 1);
         KeepExperts(weights, r * local, local);
       }
-      const std::vector<double> y = layer_.Run(input_, config, std::move(weights), topk, skipped_);
+      const std::vector<double> y =
+          layer_.RunAlone(input_, config, std::move(weights), topk, skipped_);
       all.values.insert(all.values.end(), y.begin(), y.end());
     }
     if (skipped_.empty()) outputs["out.y_rank"] = std::move(all);

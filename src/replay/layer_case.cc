@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "replay/activation.h"
+#include "replay/layer_ranks.h"
 #include "switchyard/core/error.h"
 #include "switchyard/moe/routing/select_experts.h"
 
@@ -81,13 +82,18 @@ moe::ExpertWeights LayerCase::Weights(moe::ExpertBank w13, moe::ExpertBank w2) c
 }
 
 std::vector<double> LayerCase::Run(const KindInput& input, const moe::MoeLayerConfig& config,
-                                   moe::ExpertWeights weights, const moe::TopKOutput& topk,
-                                   std::string& skipped) const {
-  moe::MoeLayerOptions options;
-  options.runner = input.options.runner;
-  options.a2a = input.options.a2a;
-  options.act_dtype = input.options.act_dtype;
-  options.activation_quant = input.options.activation_quant;
+                                   moe::ExpertWeights weights, std::string& skipped) const {
+  if (!GoesOverRanks(input.options))
+    return RunAlone(input, config, std::move(weights), topk_, skipped);
+  const std::vector<float> rows = RunOverRanks(input, {config, weights, hidden(), topk_}, skipped);
+  return {rows.begin(), rows.end()};
+}
+
+std::vector<double> LayerCase::RunAlone(const KindInput& input, const moe::MoeLayerConfig& config,
+                                        moe::ExpertWeights weights, const moe::TopKOutput& topk,
+                                        std::string& skipped) const {
+  moe::MoeLayerOptions options = LayerOptionsOf(input.options);
+  options.a2a = "none";
   std::unique_ptr<moe::MoeLayer> layer;
   try {
     layer = std::make_unique<moe::MoeLayer>(input.registry, config, options, std::move(weights));

@@ -33,11 +33,15 @@ class LayerCase {
   // biases of the case.
   moe::ExpertWeights Weights(moe::ExpertBank w13, moe::ExpertBank w2) const;
 
-  // One call of a layer with these weights. `skipped` is set if runner or scheme do not go
-  // together.
+  // One call of the case's layer with these weights, over all ranks where there are several.
+  // `skipped` is set if runner, scheme and backend do not go together. Collective.
   std::vector<double> Run(const KindInput& input, const moe::MoeLayerConfig& config,
-                          moe::ExpertWeights weights, const moe::TopKOutput& topk,
-                          std::string& skipped) const;
+                          moe::ExpertWeights weights, std::string& skipped) const;
+
+  // One call of a layer on this rank alone, which moves nothing.
+  std::vector<double> RunAlone(const KindInput& input, const moe::MoeLayerConfig& config,
+                               moe::ExpertWeights weights, const moe::TopKOutput& topk,
+                               std::string& skipped) const;
 
  private:
   void ReadRouting(const KindInput& input);

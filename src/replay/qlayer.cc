@@ -197,7 +197,7 @@ KindOutput ReplayQLayer(const KindInput& input) {
   const bool quantized = input.options.activation_quant && file.Text("act_quant") != "none";
   KindOutput output;
   std::vector<double> y =
-      layer.Run(input, config, layer.Weights(w13.bank, w2.bank), layer.topk(), output.skipped);
+      layer.Run(input, config, layer.Weights(w13.bank, w2.bank), output.skipped);
   output.outputs[quantized ? "out.y_sim" : "out.y_plain"] = {{layer.num_tokens(), h}, std::move(y)};
   return output;
 }

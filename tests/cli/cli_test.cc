@@ -550,6 +550,26 @@ TEST_F(Cli, ReplayWritesTheTensorsOfOneCase) {
   ExpectRefusal({"replay", good, "--output", ""}, {"--output", "empty"});
 }
 
+TEST_F(Cli, ReplayThatComparesNothingFails) {
+  const std::string skipped =
+      (testing::LocalGoldenDir() / "moe-layer/cases/layer/046-no-combine-bias-bf16.safetensors")
+          .string();
+  const Outcome one = Run({"replay", skipped, "--runner", "ascend"});
+  EXPECT_EQ(one.status, 1);
+  EXPECT_NE(one.out.find("SKIP  layer 0: no_combine"), std::string::npos) << one.out;
+  EXPECT_NE(one.out.find("1 case: 0 passed, 0 failed, 1 skipped"), std::string::npos) << one.out;
+  EXPECT_EQ(one.err, "switchyard replay: nothing was compared: the case was skipped\n");
+  const Outcome two = Run({"replay", skipped, skipped, "--runner", "ascend", "--json"});
+  EXPECT_EQ(two.status, 1);
+  EXPECT_EQ(json::parse(two.out)["skipped"], 2);
+  EXPECT_EQ(two.err, "switchyard replay: nothing was compared: all cases were skipped\n");
+  const std::string good = (folder_ / "a.safetensors").string();
+  WriteDispatchCase(good, 1);
+  const Outcome mixed = Run({"replay", good, skipped, "--runner", "ascend"});
+  EXPECT_EQ(mixed.status, 0) << mixed.err;
+  EXPECT_EQ(mixed.err, "");
+}
+
 TEST_F(Cli, ReplayExplainsBadUsage) {
   EXPECT_EQ(Run({"replay"}).status, 2);
   ExpectRefusal({"replay", "no/such/case"}, {"no/such/case"});

@@ -66,8 +66,74 @@ TEST_F(ReplayTest, ComparesWhatItComputes) {
   EXPECT_EQ(result.name, "built");
   EXPECT_EQ(result.kind, "dispatch");
   EXPECT_TRUE(result.passed());
-  ASSERT_EQ(result.checks.size(), 2u);
+  ASSERT_EQ(result.checks.size(), 4u);
   EXPECT_EQ(result.checks[1].tensor, "out.combined");
+  EXPECT_EQ(result.checks[3].tensor, "out.combined (ascend_tp)");
+}
+
+// Two ranks with a token each, which goes to the other rank.
+CaseBuilder LowLatency() {
+  CaseBuilder builder;
+  builder.config = {{"protocol", "deepep_ll"}, {"world_size", 2},
+                    {"num_experts", 2},        {"top_k", 1},
+                    {"hidden_size", 2},        {"tokens_per_rank", {1, 1}},
+                    {"payload", "bf16"},       {"num_max_dispatch_tokens_per_rank", 4}};
+  builder.F32("in.x", {2, 2}, {1, 2, 3, 4})
+      .I32("in.topk_ids", {2, 1}, {1, 0})
+      .F32("in.topk_weights", {2, 1}, {0.5f, 1.0f})
+      .F32("in.expert_gain", {2}, {1, 3});
+  return builder;
+}
+
+// The checks that failed, by tensor.
+std::vector<std::string> Failed(const ReplayResult& result) {
+  std::vector<std::string> tensors;
+  for (const CheckResult& check : result.checks) {
+    if (!check.passed) tensors.push_back(check.tensor);
+  }
+  return tensors;
+}
+
+TEST_F(ReplayTest, RealDispatchersAreHeldToTheRecordedLayout) {
+  CaseBuilder right = LowLatency();
+  right.I32("out.masked_m", {2, 1}, {1, 1})
+      .I32("out.packed_src_rank", {2}, {1, 0})
+      .F32("out.packed_x", {2, 2}, {3, 4, 1, 2})
+      .F32("out.combined", {2, 2}, {1.5f, 3, 3, 4});
+  for (const char* tensor : {"out.masked_m", "out.packed_src_rank", "out.packed_x", "out.combined"})
+    right.Check({{"tensor", tensor}, {"mode", "exact"}});
+  right.Write(path_);
+  EXPECT_EQ(Failed(Replay()), std::vector<std::string>());
+  // By the layout function, and three dispatchers on one node and on two.
+  EXPECT_EQ(Replay().checks.size(), 4u * (1 + 3 * 2));
+
+  CaseBuilder wrong = LowLatency();
+  wrong.I32("out.packed_src_rank", {2}, {0, 1});
+  wrong.Check({{"tensor", "out.packed_src_rank"}, {"mode", "exact"}});
+  wrong.Write(path_);
+  EXPECT_EQ(
+      Failed(Replay()),
+      (std::vector<std::string>{"out.packed_src_rank", "out.packed_src_rank (deepep_ll, 2 threads)",
+                                "out.packed_src_rank (deepep_ll, 2 threads on 2 nodes)",
+                                "out.packed_src_rank (mooncake, 2 threads)",
+                                "out.packed_src_rank (mooncake, 2 threads on 2 nodes)",
+                                "out.packed_src_rank (nixl, 2 threads)",
+                                "out.packed_src_rank (nixl, 2 threads on 2 nodes)"}));
+}
+
+TEST_F(ReplayTest, CasesTooLargeForThreadsAreComputedOnly) {
+  CaseBuilder builder = LowLatency();
+  builder.config["world_size"] = 1;
+  builder.config["tokens_per_rank"] = {2};
+  builder.config["num_max_dispatch_tokens_per_rank"] = size_t{1} << 40;
+  builder.I32("out.masked_m", {1, 2}, {1, 1});
+  builder.Check({{"tensor", "out.masked_m"}, {"mode", "exact"}});
+  builder.Write(path_);
+  EXPECT_TRUE(Replay().passed());
+  EXPECT_EQ(Replay().checks.size(), 1u);
+  builder.config["num_max_dispatch_tokens_per_rank"] = 1025;
+  builder.Write(path_);
+  ExpectCorrupt({"num-max-dispatch-tokens-per-rank", "1025"});
 }
 
 TEST_F(ReplayTest, ReportsWhatDiffers) {
@@ -77,8 +143,9 @@ TEST_F(ReplayTest, ReportsWhatDiffers) {
   builder.Write(path_);
   const ReplayResult result = Replay();
   EXPECT_FALSE(result.passed());
-  EXPECT_FALSE(result.checks.back().passed);
-  EXPECT_EQ(result.checks.back().error, 1);
+  EXPECT_EQ(result.checks[2].tensor, "out.cumulative");
+  EXPECT_FALSE(result.checks[2].passed);
+  EXPECT_EQ(result.checks[2].error, 1);
 }
 
 TEST_F(ReplayTest, WritesWhatItComputes) {
