@@ -63,16 +63,37 @@ std::string Fingerprint(const Settings& settings) {
   return text;
 }
 
-// Whether the launcher leaves the others alone when a rank dies: Open MPI 4's --enable-recovery,
-// Open MPI 5's --with-ft.
-bool LauncherRecovers() {
-  for (const char* name :
-       {"OMPI_MCA_orte_enable_recovery", "PRTE_MCA_prte_enable_ft", "OMPI_MCA_mpi_ft_enable"}) {
-    const char* value = std::getenv(name);
-    if (value != nullptr && std::string_view(value) != "0" && std::string_view(value) != "false")
-      return true;
+// How the launcher is told to leave the others alone when a rank dies, and what it then sets in the
+// environment of ranks; nothing for an MPI that is not known to do so.
+struct Recovery {
+  std::string_view option;
+  const char* variable = nullptr;
+};
+
+Recovery LauncherRecovery() {
+#if SWITCHYARD_HAS_MPI
+  constexpr std::string_view kName = "Open MPI v";
+  const std::string_view version = MpiLibraryVersion();
+  if (version.starts_with(kName)) {
+    if (std::strtoul(version.data() + kName.size(), nullptr, 10) < 5)
+      return {"--enable-recovery", "OMPI_MCA_orte_enable_recovery"};
+    // --enable-recovery does the same and cannot be seen from here.
+    return {"--with-ft ulfm", "OMPI_MCA_mpi_ft_enable"};
   }
-  return false;
+#endif
+  return {};
+}
+
+bool LauncherRecovers() {
+  const Recovery recovery = LauncherRecovery();
+  const char* value = recovery.variable == nullptr ? nullptr : std::getenv(recovery.variable);
+  return value != nullptr && std::string_view(value) != "0" && std::string_view(value) != "false";
+}
+
+// Ends a message that says that the launcher ends the job.
+std::string RecoveryHint() {
+  const std::string_view option = LauncherRecovery().option;
+  return option.empty() ? "" : fmt::format(" (mpirun {} would not)", option);
 }
 
 moe::ExpertParallelOptions MakeOptions(const Settings& settings, const ParallelConfig& config,
@@ -124,9 +145,8 @@ std::string DescribeMpi() {
   if (g_world == nullptr)
     return fmt::format("{}; this is one process, not started by mpirun", version);
   return fmt::format("{}; {} ranks; the launcher {}", version, g_world->size(),
-                     LauncherRecovers()
-                         ? "lets the others go on when one dies"
-                         : "ends the job when one dies (mpirun --enable-recovery would not)");
+                     LauncherRecovers() ? "lets the others go on when one dies"
+                                        : "ends the job when one dies" + RecoveryHint());
 #else
   return "none (SWITCHYARD_WITH_MPI)";
 #endif
@@ -156,9 +176,7 @@ std::unique_ptr<ModelRanks> ModelRanks::Make(const Settings& settings, size_t ma
       *ranks->groups_, MakeOptions(settings, config, ranks->max_pass_tokens_));
   ranks->Watch();
   if (IsElastic(settings.Get("moe-a2a")) && !alone && !LauncherRecovers()) {
-    Log(LogLevel::kInfo,
-        "mpirun ends the job when a rank dies; --enable-recovery (Open MPI 4) or --with-ft ulfm "
-        "(Open MPI 5) lets the others go on");
+    Log(LogLevel::kInfo, "the launcher ends the job when a rank dies" + RecoveryHint());
   }
   return ranks;
 }

@@ -14,6 +14,10 @@ namespace switchyard::parallel_mpi {
 // The carrier's own text for an MPI return code.
 std::string MpiErrorText(int code);
 
+// Whether an MPI return code says that a process has died. Open MPI 5 has such codes, and gives
+// them when it was started with --with-ft.
+bool SaysProcessFailed(int code);
+
 // Throws kUnavailable naming `call` and `where` unless code is MPI_SUCCESS.
 void CheckMpi(int code, std::string_view call, std::string_view where);
 

@@ -71,6 +71,17 @@ std::string MpiErrorText(int code) {
   return std::string(text.data(), static_cast<size_t>(length));
 }
 
+bool SaysProcessFailed(int code) {
+#ifdef MPI_ERR_PROC_FAILED
+  int error_class = MPI_SUCCESS;
+  MPI_Error_class(code, &error_class);
+  return error_class == MPI_ERR_PROC_FAILED || error_class == MPI_ERR_PROC_FAILED_PENDING;
+#else
+  static_cast<void>(code);
+  return false;
+#endif
+}
+
 void CheckMpi(int code, std::string_view call, std::string_view where) {
   if (code == MPI_SUCCESS) return;
   throw Error(ErrorCode::kUnavailable, fmt::format("{}: {}: {}", where, call, MpiErrorText(code)));
@@ -98,9 +109,10 @@ void MpiJob::Send(int tag, size_t to, uint64_t group, std::span<const std::byte>
   std::memcpy(bytes->data(), &group, sizeof(group));
   if (!text.empty()) std::memcpy(bytes->data() + sizeof(group), text.data(), text.size());
   Sent sent{.request = MPI_REQUEST_NULL, .bytes = std::move(bytes)};
-  CheckMpi(MPI_Isend(sent.bytes->data(), static_cast<int>(sent.bytes->size()), MPI_BYTE,
-                     static_cast<int>(to), tag, news_, &sent.request),
-           "MPI_Isend", "news between ranks");
+  const int code = MPI_Isend(sent.bytes->data(), static_cast<int>(sent.bytes->size()), MPI_BYTE,
+                             static_cast<int>(to), tag, news_, &sent.request);
+  if (SaysProcessFailed(code)) return;
+  CheckMpi(code, "MPI_Isend", "news between ranks");
   sent_.push_back(std::move(sent));
 }
 
@@ -115,19 +127,42 @@ void MpiJob::SendAll(int tag, std::span<const size_t> to, uint64_t group,
 void MpiJob::DropSent() {
   std::erase_if(sent_, [](Sent& sent) {
     int done = 0;
-    CheckMpi(MPI_Test(&sent.request, &done, MPI_STATUS_IGNORE), "MPI_Test", "news between ranks");
+    const int code = MPI_Test(&sent.request, &done, MPI_STATUS_IGNORE);
+    if (SaysProcessFailed(code)) return true;
+    CheckMpi(code, "MPI_Test", "news between ranks");
     return done != 0;
   });
 }
 
+bool MpiJob::Probe(MPI_Status& status) {
+  // False if it says that a process has died.
+  int there = 0;
+  const auto probe = [&](int from) {
+    const int code = MPI_Iprobe(from, MPI_ANY_TAG, news_, &there, &status);
+    if (SaysProcessFailed(code)) return false;
+    CheckMpi(code, "MPI_Iprobe", "news between ranks");
+    return true;
+  };
+  if (!probe_each_) {
+    if (probe(MPI_ANY_SOURCE)) return there != 0;
+    probe_each_ = true;
+  }
+  // After a death there is no asking for news from any rank, only from each of the living.
+  for (size_t rank = 0; rank < size(); ++rank) {
+    if (rank == rank_ || lost_[rank]) continue;
+    if (!probe(static_cast<int>(rank))) {
+      lost_[rank] = true;
+    } else if (there != 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 void MpiJob::Poll() {
   std::array<std::byte, sizeof(uint64_t) + kMostText> buffer;
-  while (true) {
-    int there = 0;
-    MPI_Status status;
-    CheckMpi(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, news_, &there, &status), "MPI_Iprobe",
-             "news between ranks");
-    if (there == 0) break;
+  MPI_Status status;
+  while (Probe(status)) {
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
     CheckMpi(MPI_Recv(buffer.data(), static_cast<int>(buffer.size()), MPI_BYTE, status.MPI_SOURCE,

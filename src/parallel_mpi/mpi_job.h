@@ -55,7 +55,8 @@ class MpiJob {
   // Drops what has been told of arrivals. Failures stay: groups that came out of it may live on.
   void Forget(uint64_t group);
 
-  // A process that is gone is told nothing and not waited for.
+  // A process that is gone is told nothing and not waited for. One that MPI itself reports as dead
+  // counts as marked.
   void MarkLost(size_t world_rank) { lost_.at(world_rank) = true; }
   bool has_lost() const { return std::ranges::find(lost_, true) != lost_.end(); }
 
@@ -77,6 +78,8 @@ class MpiJob {
                std::span<const std::byte> text);
   void Receive(int tag, size_t from, std::span<const std::byte> bytes);
   void DropSent();
+  // Whether news are here, and from whom.
+  bool Probe(MPI_Status& status);
   void AddFailure(uint64_t group, std::string reason);
 
   MPI_Comm news_ = MPI_COMM_NULL;
@@ -87,6 +90,7 @@ class MpiJob {
   std::map<std::pair<uint64_t, size_t>, uint64_t> arrived_;  // (group, world rank)
   std::vector<std::optional<int>> farewells_;
   std::vector<bool> lost_;
+  bool probe_each_ = false;  // a process has died
   std::vector<
       std::pair<std::unique_ptr<parallel::Operation::CarrierState>, std::shared_ptr<const void>>>
       kept_;

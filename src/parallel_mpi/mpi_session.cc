@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <string>
 #include <utility>
@@ -32,6 +33,9 @@ MpiSession::MpiSession(int* argc, char*** argv) : impl_(std::make_unique<Impl>()
     throw Error(ErrorCode::kFailedPrecondition,
                 "MPI was started before: there is one MpiSession per process");
   }
+  // Open MPI 5 built with UCX prints an error for every window about a component that none of ours
+  // uses. What the user sets stays.
+  setenv("OMPI_MCA_osc", "^ucx", 0);
   int provided = 0;
   parallel_mpi::CheckMpi(MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided),
                          "MPI_Init_thread", "start");

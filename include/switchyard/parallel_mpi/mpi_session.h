@@ -16,9 +16,10 @@ namespace switchyard {
 // windows are MPI's shared memory. SWITCHYARD_FAKE_NODE_SIZE=p makes p neighbouring ranks of a host
 // a node, to test what crosses nodes on one machine. All groups of a process are used by one thread
 // at a time. Calls are those of MPI 3.1; none of them is ULFM's. When a process dies, mpirun ends
-// the job, unless it was started with --enable-recovery (Open MPI 4.1): then the others go on with
-// what needs no collective call, which is all that happens in shared windows, and after MarkLost
-// the session ends the process without MPI_Finalize, which would wait for the dead one.
+// the job, unless it was started with --enable-recovery (Open MPI 4.1) or --with-ft ulfm (Open MPI
+// 5): then the others go on with what needs no collective call, which is all that happens in shared
+// windows, and after MarkLost the session ends the process without MPI_Finalize, which would wait
+// for the dead one.
 class MpiSession {
  public:
   // Errors: kUnavailable if MPI does not start or cannot be called from changing threads;
