@@ -127,7 +127,7 @@ const std::string kText = "run --raw -p 'The sea' -n 24 --temp 0 --threads 1 ";
 TEST_F(Ranks, TheSameTextWithEveryBackend) {
   const std::string expected = Run(SY_PROGRAM " " + kText).out;
   ASSERT_GT(expected.size(), 20u);
-  for (size_t ranks : {1, 2, 4}) {
+  for (size_t ranks : {1u, 2u, 4u}) {
     for (const std::string& a2a : kBackends) {
       for (const char* attention : {"", "--dp-attention"}) {
         const Outcome outcome =
@@ -176,7 +176,7 @@ TEST_F(Ranks, LogitsAreTheSameBits) {
   };
   const std::string expected = logits(SY_PROGRAM);
   ASSERT_GT(expected.size(), 70u * 4096u * 4u);
-  for (size_t ranks : {2, 4}) {
+  for (size_t ranks : {2u, 4u}) {
     for (const std::string& a2a : kBackends) {
       for (const char* more : {"", " --dp-attention", " --chunk 16"}) {
         // Settings by environment, so that they come before the verb.
