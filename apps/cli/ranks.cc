@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "common.h"
+#include "switchyard/core/cpu.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/log.h"
 #include "switchyard/parallel/run_ranks.h"
@@ -55,10 +56,11 @@ ParallelConfig MakeConfig(const Settings& settings, size_t ranks) {
 
 // Everything that changes results or messages between ranks.
 std::string Fingerprint(const Settings& settings) {
-  std::string text;
+  // Instruction sets sum in different orders.
+  std::string text = fmt::format("instruction set {} (--isa)", GetCpuInfo().target_chosen);
   for (const SettingSpec& spec : AllSettings()) {
     if (spec.name == "log-level" || spec.name == "threads" || spec.name == "isa") continue;
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", spec.name, settings.Get(spec.name));
+    text += fmt::format(", {} {}", spec.name, settings.Get(spec.name));
   }
   return text;
 }
@@ -218,12 +220,15 @@ void OnTerminate(int) {
   g_terminated.store(true);
   alarm(3);
 }
+void OnTooLate(int) { _exit(128 + SIGTERM); }
 
 void CatchTerminate() {
   struct sigaction action = {};
   action.sa_handler = &OnTerminate;
   action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, nullptr);
+  action.sa_handler = &OnTooLate;
+  sigaction(SIGALRM, &action, nullptr);
 }
 
 }  // namespace
@@ -257,7 +262,7 @@ int RunOnRanks(int argc, char** argv, const std::function<int()>& body) {
       [&](size_t rank, std::string_view message) {
         // One rank speaks for all, unless it is the one that is gone.
         const bool first_is_gone = message.find("rank 0 has died") != std::string_view::npos;
-        if (rank == 0 || first_is_gone)
+        if (rank == 0 || (first_is_gone && rank == 1))
           fmt::print(stderr, "switchyard: {}: {}\n", kind, Printable(message));
       });
   return failed != 0 ? failed : status;

@@ -163,11 +163,32 @@ void Executor::CheckTokens(std::span<const ExecutorChunk> chunks) {
     for (size_t t = 0; is_shared() && t < chunk.tokens.size(); ++t)
       model_.CheckToken(chunk.tokens[t], state.length + t);
   }
-  if (is_shared() && total > max_pass_tokens_) {
+  if (!is_shared()) return;
+  if (total > max_pass_tokens_) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{} tokens in one pass, with ranks at most {} are possible", total,
                             max_pass_tokens_));
   }
+  const size_t most = MostTokensOfARank(chunks);
+  if (most <= model_.max_tokens_per_rank()) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{} tokens of one rank in one pass: the exchange takes {} "
+                  "(num-max-dispatch-tokens-per-rank, at most 1024); use fewer sequences at "
+                  "once, or another --moe-a2a",
+                  most, model_.max_tokens_per_rank()));
+}
+
+size_t Executor::MostTokensOfARank(std::span<const ExecutorChunk> chunks) {
+  const size_t ranks = ep_->groups().tp().size();
+  std::vector<size_t> tokens(ranks, 0);
+  size_t total = 0;
+  for (const ExecutorChunk& chunk : chunks) {
+    tokens[Find(chunk.sequence).owner] += chunk.tokens.size();
+    total += chunk.tokens.size();
+  }
+  if (ep_->options().tokens_are_replicated) return (total + ranks - 1) / ranks;
+  return *std::max_element(tokens.begin(), tokens.end());
 }
 
 // Blocks and the model's view of the chunks that this rank computes.
@@ -186,18 +207,10 @@ void Executor::Extend(std::span<const ExecutorChunk> chunks) {
 // exchange on every rank (contract 3.6).
 moe::ForwardPhase Executor::PhaseOf(std::span<const ExecutorChunk> chunks) {
   if (!is_shared()) return moe::ForwardPhase::kPrefill;
-  const size_t ranks = ep_->groups().tp().size();
-  std::vector<size_t> tokens(ranks, 0);
   bool decode = true;
-  for (const ExecutorChunk& chunk : chunks) {
-    const State& state = Find(chunk.sequence);
-    tokens[state.owner] += chunk.tokens.size();
-    decode = decode && chunk.tokens.size() == 1 && state.length != 0;
-  }
-  size_t most = *std::max_element(tokens.begin(), tokens.end());
-  if (ep_->options().tokens_are_replicated)
-    most = (std::accumulate(tokens.begin(), tokens.end(), size_t{0}) + ranks - 1) / ranks;
-  decode = decode && most <= ep_->options().num_max_dispatch_tokens_per_rank;
+  for (const ExecutorChunk& chunk : chunks)
+    decode = decode && chunk.tokens.size() == 1 && Find(chunk.sequence).length != 0;
+  decode = decode && MostTokensOfARank(chunks) <= ep_->options().num_max_dispatch_tokens_per_rank;
   return decode ? moe::ForwardPhase::kDecode : moe::ForwardPhase::kPrefill;
 }
 

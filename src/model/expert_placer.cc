@@ -123,7 +123,10 @@ void ExpertPlacer::Fill(size_t layer, moe::ExpertPlacement& placement, moe::TopK
   placement = rebalancer_ != nullptr ? rebalancer_->Placement(layer)
                                      : location_->Placement(layer, rank, algorithm_);
   inputs.placement = &placement;
-  if (rebalancer_ != nullptr) inputs.observer = &rebalancer_->observer();
+  if (rebalancer_ == nullptr) return;
+  observer_.to = &rebalancer_->observer();
+  observer_.layer = layer;
+  inputs.observer = &observer_;
 }
 
 std::span<const int32_t> ExpertPlacer::PhysicalToLogical(size_t layer) const {

@@ -41,6 +41,17 @@ class ExpertPlacer {
 
  private:
   void LeaveLostRanks();
+  // Layers count all decoder layers, the recorder MoE layers alone.
+  class Observer : public moe::RoutingObserver {
+   public:
+    void OnPhysicalExperts(const moe::RoutedExperts& routed) override {
+      moe::RoutedExperts counted = routed;
+      counted.layer_id = layer;
+      to->OnPhysicalExperts(counted);
+    }
+    moe::RoutingObserver* to = nullptr;
+    size_t layer = 0;
+  };
 
   const moe::ExpertParallel* ep_;
   const ModelOptions& options_;
@@ -48,6 +59,7 @@ class ExpertPlacer {
   bool has_copies_;
   std::optional<moe::ExpertLocation> location_;
   std::unique_ptr<moe::ExpertRebalancer> rebalancer_;
+  Observer observer_;
   size_t num_lost_ = 0;
 };
 

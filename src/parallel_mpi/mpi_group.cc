@@ -195,7 +195,7 @@ std::optional<std::string> MpiGroup::FailureOfOthers() {
   for (uint64_t id : ids_) {
     if (auto reason = job_->Failure(id)) return reason;
   }
-  return std::nullopt;
+  return job_->HasLeft(members_);
 }
 
 void MpiGroup::Poll(const Operation* operation, parallel::Backoff::Clock::duration waited) {

@@ -19,7 +19,10 @@ enum Tag : int { kAbort = 1, kArrived = 2, kFarewell = 3 };
 
 // News have to be small enough to be sent before their receiver looks.
 constexpr size_t kMostText = 2000;
-constexpr std::chrono::seconds kFarewellLimit{10};
+constexpr std::chrono::seconds kFarewellLimit{3};
+// A rank that has left the program while others wait for it: this long, because it may only have
+// been faster to end a collective than they are.
+constexpr std::chrono::seconds kLeftLimit{1};
 
 template <typename T>
 std::span<const std::byte> BytesOf(const T& value) {
@@ -96,6 +99,7 @@ MpiJob::MpiJob(size_t fake_node_size) {
   MPI_Comm_set_errhandler(news_, MPI_ERRORS_RETURN);
   nodes_ = FindNodes(static_cast<size_t>(size), fake_node_size);
   farewells_.resize(nodes_.size());
+  left_at_.resize(nodes_.size());
   lost_.resize(nodes_.size());
 }
 
@@ -184,6 +188,7 @@ void MpiJob::Receive(int tag, size_t from, std::span<const std::byte> bytes) {
     number = std::max(number, ValueOf<uint64_t>(content));
   } else {
     farewells_[from] = ValueOf<int>(content);
+    left_at_[from] = parallel::Backoff::Clock::now();
   }
 }
 
@@ -215,6 +220,15 @@ uint64_t MpiJob::Arrived(uint64_t group, size_t world_rank) const {
 
 void MpiJob::Forget(uint64_t group) {
   arrived_.erase(arrived_.lower_bound({group, 0}), arrived_.upper_bound({group, SIZE_MAX}));
+}
+
+std::optional<std::string> MpiJob::HasLeft(std::span<const size_t> members) const {
+  for (size_t rank : members) {
+    if (rank == rank_ || !farewells_[rank] || lost_[rank]) continue;
+    if (parallel::Backoff::Clock::now() - left_at_[rank] < kLeftLimit) continue;
+    return fmt::format("rank {} has ended the program with status {}", rank, *farewells_[rank]);
+  }
+  return std::nullopt;
 }
 
 std::optional<int> MpiJob::Farewell(int status) {

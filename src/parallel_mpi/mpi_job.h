@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "parallel/backoff.h"
 #include "parallel/group_base.h"
 #include "parallel_mpi/mpi_calls.h"
 
@@ -60,8 +61,11 @@ class MpiJob {
   void MarkLost(size_t world_rank) { lost_.at(world_rank) = true; }
   bool has_lost() const { return std::ranges::find(lost_, true) != lost_.end(); }
 
+  // Whether one of these ranks has said farewell a while ago, and will not come any more.
+  std::optional<std::string> HasLeft(std::span<const size_t> members) const;
+
   // Tells all ranks the status of this one, waits for theirs and returns the highest. Without an
-  // answer ten seconds after the first status other than 0, nothing.
+  // answer three seconds after the first status other than 0, nothing.
   std::optional<int> Farewell(int status);
 
   // Keeps what MPI may still read or write until the process ends.
@@ -89,6 +93,7 @@ class MpiJob {
   std::map<uint64_t, std::string> failures_;
   std::map<std::pair<uint64_t, size_t>, uint64_t> arrived_;  // (group, world rank)
   std::vector<std::optional<int>> farewells_;
+  std::vector<parallel::Backoff::Clock::time_point> left_at_;  // of those with a farewell
   std::vector<bool> lost_;
   bool probe_each_ = false;  // a process has died
   std::vector<

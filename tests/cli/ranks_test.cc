@@ -191,6 +191,25 @@ TEST_F(Ranks, LogitsAreTheSameBits) {
   }
 }
 
+TEST_F(Ranks, ExpertsMoveInAModelWithADenseLayer) {
+  SY_SKIP_WITHOUT_GOLDENS();
+  const std::string model = (*testing::GoldenDir() / "models/qwen3_moe_nonorm/checkpoint").string();
+  const auto logits = [&](const std::string& command, const std::string& more) {
+    const auto file = folder_ / "logits.safetensors";
+    std::filesystem::remove(file);
+    const Outcome outcome =
+        Run(fmt::format("{} logits {} --ids 5,6,7,8,9,10 --chunk 1 --threads 1 "
+                        "{} --output {}",
+                        command, model, more, file.string()));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return ReadAll(file);
+  };
+  const std::string expected = logits(SY_PROGRAM, "");
+  EXPECT_TRUE(logits(Mpirun(2, ""),
+                     "--ep-num-redundant-experts 1 --enable-eplb "
+                     "--eplb-rebalance-num-iterations 2") == expected);
+}
+
 TEST_F(Ranks, ChatReadsStandardInputOnRankZero) {
   const std::string chat = " run --raw -n 8 --temp 0 --threads 1";
   // mpirun of Open MPI 5.0.11 does not tell rank 0 that its input has ended (openpmix #4024).
@@ -317,6 +336,11 @@ TEST_F(Ranks, WhatCannotBeIsRefusedOnAllRanksWithOneMessage) {
                          "--threads 1",
                          program, SY_PROGRAM),
        {"rank 1", "/nowhere"}},
+      {two + fmt::format("-n 1 {} : -n 1 {} --isa scalar", program, program),
+       {"rank 1", "instruction set"}},
+      {Mpirun(2, "bench -p 16 -n 2 -r 1 -b 129 --moe-a2a mooncake"),
+       {"129 tokens", "num-max-dispatch-tokens-per-rank"}},
+      {two + fmt::format("-n 1 {} : -n 1 {} info", program, SY_PROGRAM), {"rank 1 has ended"}},
       {SY_PROGRAM " " + kText + "--moe-a2a deepep", {"--moe-a2a deepep", "mpirun"}},
       {two + fmt::format("-n 1 {} : -n 1 {} run {} --raw -p 'The sea' -n 24 --temp 0 --threads 1",
                          program, SY_PROGRAM, Golden("olmoe_clip")),

@@ -91,6 +91,7 @@ class Executor {
   void Close(SequenceId sequence);
   bool IsMine(const State& state) const;
   bool is_shared() const { return feed_ != nullptr; }
+  size_t MostTokensOfARank(std::span<const ExecutorChunk> chunks);
   void CheckTokens(std::span<const ExecutorChunk> chunks);
   void Extend(std::span<const ExecutorChunk> chunks);
   moe::ForwardPhase PhaseOf(std::span<const ExecutorChunk> chunks);

@@ -34,8 +34,8 @@ class MpiSession {
   ProcessGroup& world();
 
   // Waits until every rank has called it and returns the highest status that a rank gave, the same
-  // everywhere. If that is not 0 and some rank does not come within ten seconds, mpirun is told to
-  // end the job. Destroy all groups before; nothing but the destructor may follow.
+  // everywhere. If that is not 0 and some rank does not come within three seconds, mpirun is told
+  // to end the job. Destroy all groups before; nothing but the destructor may follow.
   int End(int status);
 
  private:

@@ -43,17 +43,19 @@ std::optional<Signal> NodeExchange::AwaitPeer(size_t rank, Flag flag, std::strin
   const bool elastic = exchange_.options.elastic;
   // The elastic protocols wait for ever until their first combine (contract 3.7).
   const bool limited = !elastic || exchange_.ep.is_warm();
+  const Deadline deadline = limited ? exchange_.Limit(stage) : Deadline::Never(stage);
   try {
-    const Signal signal = exchange_.Await(
-        *window_, rank, flag, limited ? exchange_.Limit(stage) : Deadline::Never(stage));
+    const Signal signal = exchange_.Await(*window_, rank, flag, deadline);
     if (signal.epoch == exchange_.epoch && signal.count == kGivenUp) {
       throw Error(ErrorCode::kUnavailable,
                   fmt::format("rank {} has given this step up", exchange_.group.WorldRank(rank)));
     }
     return signal;
   } catch (const Error& error) {
-    // The collectives between nodes need every rank.
-    const bool lost = elastic && !exchange_.has_net && error.code() == ErrorCode::kUnavailable;
+    // Only silence is a loss; a rank that says what is wrong with it ends the pass. And the
+    // collectives between nodes need every rank.
+    const bool silent = exchange_.ep.IsDead(exchange_.group, rank) || deadline.Passed();
+    const bool lost = elastic && !exchange_.has_net && silent;
     if (!lost) exchange_.Rethrow(stage, error);
     exchange_.ep.MarkLost(rank, exchange_.Where(stage) + ": " + error.what());
     return std::nullopt;

@@ -148,11 +148,14 @@ std::vector<const DispatcherEntry*> Registry::DispatchersFor(std::string_view a2
     if (is_first || is_half) found.push_back(&entry);
   }
   if (!found.empty()) return found;
-  throw Error(ErrorCode::kUnsupported,
-              fmt::format("--moe-a2a {}: {}; pairs of backend and runner that there are: {}", a2a,
-                          has_backend ? fmt::format("runner {} takes no dispatch of it", runner)
-                                      : "this build has no dispatcher for it",
-                          fmt::join(known, ", ")));
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format("--moe-a2a {}: {}; pairs of backend and runner that there are: {}", a2a,
+                  has_backend && mode == DispatchMode::kNormal
+                      ? fmt::format("it has no normal mode (--deepep-mode) for runner {}", runner)
+                  : has_backend ? fmt::format("runner {} takes no dispatch of it", runner)
+                                : "this build has no dispatcher for it",
+                  fmt::join(known, ", ")));
 }
 
 const PrePermuteEntry& Registry::FindPrePermute(DispatchFormat format,
