@@ -17,8 +17,8 @@
 namespace switchyard::parallel_mpi {
 
 // Collectives are MPI's non-blocking ones on a communicator of the group, driven by MPI_Test so
-// that every wait can end: by its deadline, or by news of a failure. Once one has been given up, its
-// communicator is never used again nor freed.
+// that every wait can end: by its deadline, or by news of a failure. Once one has been given up,
+// its communicator is never used again nor freed.
 class MpiGroup final : public parallel::GroupBase {
  public:
   static std::unique_ptr<MpiGroup> MakeWorld(std::shared_ptr<MpiJob> job);
