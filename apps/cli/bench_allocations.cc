@@ -10,8 +10,8 @@ std::atomic<size_t> g_allocations{0};
 
 }  // namespace
 
-// Sanitizers have an operator new of their own, which finds what ours would hide: nothing is counted
-// there.
+// Sanitizers have an operator new of their own, which finds what ours would hide: nothing is
+// counted there.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SY_COUNT_ALLOCATIONS 0
 #elif defined(__has_feature)
