@@ -214,6 +214,7 @@ namespace {
 
 std::atomic<bool> g_terminated{false};
 
+#if SWITCHYARD_HAS_MPI
 // mpirun ends the other ranks when one dies, and gives them two seconds: enough to find out which,
 // and to say so.
 void OnTerminate(int) {
@@ -230,6 +231,7 @@ void CatchTerminate() {
   action.sa_handler = &OnTooLate;
   sigaction(SIGALRM, &action, nullptr);
 }
+#endif
 
 }  // namespace
 
