@@ -34,4 +34,5 @@ if(SWITCHYARD_SANITIZE)
   # On every target, ours or not: a sanitizer that sees half the program reports nonsense.
   add_compile_options(-fsanitize=${SWITCHYARD_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${SWITCHYARD_SANITIZE})
+  add_compile_definitions(_GLIBCXX_ASSERTIONS)  # optionals, indices and fronts of what is empty
 endif()

@@ -150,7 +150,7 @@ std::vector<size_t> BindThisThread(std::span<const size_t> cpus) {
   std::vector<size_t> wanted(cpus.begin(), cpus.end());
   std::ranges::sort(wanted);
   const std::vector<size_t> allowed = AllowedCpus();
-  const std::vector<size_t> both = Intersection(wanted, allowed);
+  std::vector<size_t> both = Intersection(wanted, allowed);
   if (both.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("a thread cannot be bound to the CPUs {}: it may use {}",

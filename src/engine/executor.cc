@@ -330,8 +330,9 @@ void Executor::Follow() {
       chunk.sequence = static_cast<SequenceId>(words.Next());
       sizes.push_back(words.Count());
       chunk.logits = static_cast<LogitsWanted>(words.Next());
-      // Rank 0 has them itself.
-      if (ep_->options().tokens_are_replicated) chunk.logits = LogitsWanted::kNone;
+      // Rank 0 reads them; it may have them alone.
+      if (ep_->options().tokens_are_replicated && !model_.is_shared())
+        chunk.logits = LogitsWanted::kNone;
     }
     for (size_t i = 0; i < chunks.size(); ++i) chunks[i].tokens = words.Take(sizes[i]);
     arena_.Reset();

@@ -44,12 +44,12 @@ size_t FirstKey(size_t position, size_t window) {
 }
 
 std::span<Tile> MakeTiles(ExecContext& context, const ModelConfig& config,
-                          std::span<const SequenceChunk> chunks, size_t window) {
+                          std::span<const SequenceChunk> chunks, size_t window, HeadRange heads) {
   const size_t group = config.num_heads / config.num_kv_heads;
   const size_t queries_per_tile = std::max<size_t>(1, kRowsPerTile / group);
   size_t count = 0;
   for (const SequenceChunk& chunk : chunks) {
-    count += (chunk.tokens.size() + queries_per_tile - 1) / queries_per_tile * config.num_kv_heads;
+    count += (chunk.tokens.size() + queries_per_tile - 1) / queries_per_tile * heads.count;
   }
   const std::span<Tile> tiles = context.arena.AllocateSpan<Tile>(count);
   size_t next = 0;
@@ -58,7 +58,7 @@ std::span<Tile> MakeTiles(ExecContext& context, const ModelConfig& config,
     // Later queries see more keys: start with them, so that the longest task is not the last one.
     for (size_t end = chunk.tokens.size(); end > 0;) {
       const size_t begin = (end - 1) / queries_per_tile * queries_per_tile;
-      for (size_t kv_head = 0; kv_head < config.num_kv_heads; ++kv_head) {
+      for (size_t kv_head = heads.first; kv_head < heads.first + heads.count; ++kv_head) {
         const size_t position = chunk.position + begin;
         tiles[next++] = {&chunk,
                          chunk_row + begin,
@@ -99,8 +99,8 @@ class LayerAttention {
                     .AllocateSpan<float>(context.pool.num_threads() * max_rows_ * kAttentionSpan)
                     .data()) {}
 
-  void Run(std::span<const SequenceChunk> chunks) {
-    const std::span<Tile> tiles = MakeTiles(context_, config_, chunks, window_);
+  void Run(std::span<const SequenceChunk> chunks, HeadRange heads) {
+    const std::span<Tile> tiles = MakeTiles(context_, config_, chunks, window_, heads);
     size_t max_spans = 0;
     for (const Tile& tile : tiles) max_spans = std::max(max_spans, tile.end_span - tile.first_span);
     if (tiles.size() < 2 * context_.pool.num_threads() && max_spans > 1) {
@@ -296,9 +296,9 @@ void StoreKeysAndValues(ExecContext& context, const ModelConfig& config,
 }
 
 void Attend(ExecContext& context, const ModelConfig& config, std::span<const SequenceChunk> chunks,
-            const KvView& cache, size_t layer, ConstRows q, Rows out) {
+            const KvView& cache, size_t layer, HeadRange heads, ConstRows q, Rows out) {
   const ArenaScope scope(context.arena);
-  LayerAttention(context, config, cache, layer, q, out).Run(chunks);
+  LayerAttention(context, config, cache, layer, q, out).Run(chunks, heads);
 }
 
 }  // namespace switchyard

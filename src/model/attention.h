@@ -24,10 +24,17 @@ void StoreKeysAndValues(ExecContext& context, const ModelConfig& config,
                         std::span<const SequenceChunk> chunks, const KvView& cache, size_t layer,
                         ConstRows k, ConstRows v);
 
-// out = softmax(q k^T / sqrt(D)) v with the causal mask and the layer's window.
+// Key heads [first, first + count).
+struct HeadRange {
+  size_t first = 0;
+  size_t count = 0;
+};
+
+// out = softmax(q k^T / sqrt(D)) v with the causal mask and the layer's window, for the queries of
+// some key heads; other columns of `out` stay as they are.
 // Shapes: q, out [T, heads * D]; every head group of num_heads / num_kv_heads queries shares a key
 //   head.
 void Attend(ExecContext& context, const ModelConfig& config, std::span<const SequenceChunk> chunks,
-            const KvView& cache, size_t layer, ConstRows q, Rows out);
+            const KvView& cache, size_t layer, HeadRange heads, ConstRows q, Rows out);
 
 }  // namespace switchyard

@@ -17,6 +17,7 @@
 #include "model/architectures/architecture.h"
 #include "model/attention.h"
 #include "model/expert_placer.h"
+#include "model/tensor_parallel.h"
 #include "model/weights.h"
 #include "quant/linear.h"
 #include "switchyard/core/cpu.h"
@@ -56,6 +57,16 @@ void AddRows(ExecContext& context, ConstRows x, Rows out) {
 
 const float* DataOrNull(const std::vector<float>& values) {
   return values.empty() ? nullptr : values.data();
+}
+
+bool IsElastic(const ModelOptions& options) {
+  return options.moe.a2a == "mooncake" || options.moe.a2a == "nixl";
+}
+
+// Columns of the products outside the experts that are computed together.
+size_t WidestProducts(const ModelConfig& config) {
+  const size_t qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
+  return std::max({qkv, config.hidden_size, 2 * config.dense_intermediate_size, config.vocab_size});
 }
 
 size_t MatrixBytes(const WeightMatrix& matrix) {
@@ -124,6 +135,7 @@ struct Model::Impl {
   std::shared_ptr<const MappedMemory> random_memory;  // of a random one
   TransformerWeights weights;
   std::optional<ExpertPlacer> placer;
+  std::optional<TensorParallel> tensor_parallel;
   std::vector<std::unique_ptr<moe::MoeLayer>> moe_layers;  // one per layer, nullptr for dense ones
   std::vector<size_t> moe_index;                           // of each layer among the MoE layers
   std::vector<float> frequencies;  // of rope kinds that are the same for all sequences
@@ -140,15 +152,15 @@ struct Model::Impl {
 
   Rows Embed(ExecContext& context, std::span<const SequenceChunk> chunks) const;
   void RunAttention(ExecContext& context, std::span<const SequenceChunk> chunks,
-                    const KvView& cache, size_t index, const RopeTable& rope, Rows x) const;
+                    const KvView& cache, size_t index, const RopeTable& rope, Rows x);
   void RotateAndNormalize(ExecContext& context, const AttentionWeights& attention,
                           const RopeTable& rope, Rows q, Rows k, Rows v) const;
-  Rows RunDense(ExecContext& context, const DenseMlpWeights& dense, ConstRows x) const;
+  Rows RunDense(ExecContext& context, size_t index, ConstRows x);
   Rows RunMoe(ExecContext& context, size_t index, ConstRows x, ForwardObserver* observer);
   void ServeOthers(ExecContext& context);
   Rows Forward(ExecContext& context, std::span<const SequenceChunk> chunks, const KvView& cache,
                ForwardObserver* observer);
-  Rows Head(ExecContext& context, std::span<const SequenceChunk> chunks, ConstRows x) const;
+  Rows Head(ExecContext& context, std::span<const SequenceChunk> chunks, ConstRows x);
 };
 
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -309,6 +321,10 @@ void Model::Impl::Build() {
     if (layer != nullptr) layers.push_back(&layer->mutable_weights());
   }
   placer->Attach(std::move(layers));
+  // An elastic exchange goes on without ranks that are lost, a gather of columns could not.
+  const bool is_shared = options.moe.ep != nullptr &&
+                         options.moe.ep->options().tokens_are_replicated && !IsElastic(options);
+  tensor_parallel.emplace(is_shared ? options.moe.ep : nullptr, WidestProducts(config));
 }
 
 DType Model::Impl::ActFor(const AttentionWeights& attention) const {
@@ -367,8 +383,7 @@ void Model::Impl::RotateAndNormalize(ExecContext& context, const AttentionWeight
 
 // x += attention(norm(x))
 void Model::Impl::RunAttention(ExecContext& context, std::span<const SequenceChunk> chunks,
-                               const KvView& cache, size_t index, const RopeTable& rope,
-                               Rows x) const {
+                               const KvView& cache, size_t index, const RopeTable& rope, Rows x) {
   const ArenaScope scope(context.arena);
   const LayerWeights& layer = weights.layers[index];
   const AttentionWeights& attention = layer.attention;
@@ -379,29 +394,34 @@ void Model::Impl::RunAttention(ExecContext& context, std::span<const SequenceChu
   const quant::LinearJob jobs[] = {{attention.q, DataOrNull(attention.q_bias), q},
                                    {attention.k, DataOrNull(attention.k_bias), k},
                                    {attention.v, DataOrNull(attention.v_bias), v}};
-  quant::RunLinears(context, quant::PrepareActivations(context, normed, ActFor(attention)), jobs);
+  tensor_parallel->RunLinears(
+      context, quant::PrepareActivations(context, normed, ActFor(attention)), jobs, index);
   RotateAndNormalize(context, attention, rope, q, k, v);
   StoreKeysAndValues(context, config, chunks, cache, index, k, v);
   const Rows attended = context.arena.AllocateRows(x.rows, attention.q.rows);
-  Attend(context, config, chunks, cache, index, q, attended);
+  const TensorParallel::Slice heads = tensor_parallel->MySlice(config.num_kv_heads);
+  Attend(context, config, chunks, cache, index, {heads.first, heads.count}, q, attended);
+  const TensorParallel::Matrix by_head{attended, attended.cols / config.num_kv_heads};
+  tensor_parallel->Gather(context, {&by_head, 1}, index);
   const Rows projected = context.arena.AllocateRows(x.rows, config.hidden_size);
-  quant::Linear(context, attended, ActFor(attention.o),
-                {attention.o, DataOrNull(attention.o_bias), projected});
+  tensor_parallel->Linear(context, attended, ActFor(attention.o),
+                          {attention.o, DataOrNull(attention.o_bias), projected}, index);
   AddRows(context, projected, x);
 }
 
-Rows Model::Impl::RunDense(ExecContext& context, const DenseMlpWeights& dense, ConstRows x) const {
+Rows Model::Impl::RunDense(ExecContext& context, size_t index, ConstRows x) {
+  const DenseMlpWeights& dense = weights.layers[index].dense;
   const Rows gate = context.arena.AllocateRows(x.rows, dense.gate.rows);
   const Rows up = context.arena.AllocateRows(x.rows, dense.up.rows);
   const quant::LinearJob jobs[] = {{dense.gate, nullptr, gate}, {dense.up, nullptr, up}};
   const DType act = ActFor(dense.gate) == ActFor(dense.up) ? ActFor(dense.gate) : DType::kF32;
-  quant::RunLinears(context, quant::PrepareActivations(context, x, act), jobs);
+  tensor_parallel->RunLinears(context, quant::PrepareActivations(context, x, act), jobs, index);
   const Rows hidden = context.arena.AllocateRows(x.rows, dense.gate.rows);
   const Activation activation{kernels::FindActivation(config.activation), {}};
   ForEachToken(context, x.rows,
                [&](size_t t) { activation(gate.Row(t), up.Row(t), hidden.cols, hidden.Row(t)); });
   const Rows out = context.arena.AllocateRows(x.rows, dense.down.rows);
-  quant::Linear(context, hidden, ActFor(dense.down), {dense.down, nullptr, out});
+  tensor_parallel->Linear(context, hidden, ActFor(dense.down), {dense.down, nullptr, out}, index);
   return out;
 }
 
@@ -431,8 +451,7 @@ Rows Model::Impl::RunMoe(ExecContext& context, size_t index, ConstRows x,
   return out;
 }
 
-Rows Model::Impl::Head(ExecContext& context, std::span<const SequenceChunk> chunks,
-                       ConstRows x) const {
+Rows Model::Impl::Head(ExecContext& context, std::span<const SequenceChunk> chunks, ConstRows x) {
   size_t wanted = 0;
   for (const SequenceChunk& chunk : chunks) {
     if (chunk.logits == LogitsWanted::kAll) wanted += chunk.tokens.size();
@@ -452,7 +471,8 @@ Rows Model::Impl::Head(ExecContext& context, std::span<const SequenceChunk> chun
                        static_cast<float>(config.norm_eps), normed.Row(next++));
     }
   }
-  quant::Linear(context, normed, ActFor(weights.head), {weights.head, nullptr, logits});
+  tensor_parallel->Linear(context, normed, ActFor(weights.head), {weights.head, nullptr, logits},
+                          config.layers.size());
   return logits;
 }
 
@@ -485,7 +505,7 @@ Rows Model::Impl::Forward(ExecContext& context, std::span<const SequenceChunk> c
     const Rows normed =
         Normalize(context, x, weights.layers[i].post_attention_norm, config.norm_eps);
     const Rows out = config.layers[i].is_moe ? RunMoe(context, i, normed, observer)
-                                             : RunDense(context, weights.layers[i].dense, normed);
+                                             : RunDense(context, i, normed);
     AddRows(context, out, x);
     if (observer != nullptr) observer->OnLayer(i, x);
   }
@@ -506,9 +526,8 @@ const ModelConfig& Model::config() const { return impl_->config; }
 std::span<const int32_t> Model::ExpertMap(size_t moe_layer) const {
   return impl_->placer->PhysicalToLogical(moe_layer);
 }
-bool Model::is_elastic() const {
-  return impl_->options.moe.a2a == "mooncake" || impl_->options.moe.a2a == "nixl";
-}
+bool Model::is_elastic() const { return IsElastic(impl_->options); }
+bool Model::is_shared() const { return impl_->tensor_parallel->size() > 1; }
 size_t Model::max_tokens_per_rank() const {
   const moe::ExpertParallel* ep = impl_->options.moe.ep;
   if (ep == nullptr) return SIZE_MAX;

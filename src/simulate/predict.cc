@@ -244,9 +244,10 @@ std::vector<std::string> Assumptions(const SimulationRequest& request) {
                       ? "of a rank's own tokens"
                       : "of all tokens on every rank, then gathered"),
       fmt::format("routing {}; rows dispatched in {}, combined in bf16",
-                  request.routing.description, WireTypeName(request.wire)),
+                  request.routing.description, WireTypeName(request.wire))};
+  lines.emplace_back(
       "expected values: scatter of finite batches, congestion between cards and other programs are "
-      "left out; the busiest rank sets the pace; nothing overlaps"};
+      "left out; the busiest rank sets the pace; nothing overlaps");
   if (link.dispatch_fixed_us > 0 || link.combine_fixed_us > 0) {
     lines.push_back(fmt::format("{} us are added to each dispatch, {} us to each combine",
                                 link.dispatch_fixed_us, link.combine_fixed_us));

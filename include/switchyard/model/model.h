@@ -97,6 +97,9 @@ class Model {
   size_t max_tokens_per_rank() const;
   // Whether the exchange goes on without ranks that are lost.
   bool is_elastic() const;
+  // Whether this rank computes attention and head together with others, which then need it for
+  // every product, logits too.
+  bool is_shared() const;
   // Errors: kInvalidArgument naming the token and its position if it is outside the vocabulary.
   void CheckToken(int32_t token, size_t position) const;
   // Bytes that one decoded token reads: all matrices it passes through, the head included, one row

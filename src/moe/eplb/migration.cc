@@ -46,7 +46,7 @@ class Planner {
         num_sent_(node_of_rank.size(), 0) {
     int32_t largest = -1;
     for (int32_t expert : old_map) largest = std::max(largest, expert);
-    holders_.resize(static_cast<size_t>(largest + 1));
+    holders_.resize(static_cast<size_t>(largest) + 1);
     for (size_t slot = 0; slot < old_map.size(); ++slot) {
       if (old_map[slot] >= 0 && IsActive(slot / per_rank_))
         holders_[static_cast<size_t>(old_map[slot])].push_back(slot);
