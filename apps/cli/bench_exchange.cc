@@ -169,13 +169,15 @@ void DispatchStep::MakeSlab(const moe::DeepepLlDispatchOutput& output) {
   if (is_made_) return;
   is_made_ = true;
   const size_t cols = layer_.config.hidden_size;
-  // Large, and mostly never touched: a row that is read has memory of its own, as if computed.
-  data_.reset(new float[output.hidden_states.rows * cols]);
-  rows_ = Rows(data_.get(), output.hidden_states.rows, cols);
+  // Side by side by expert, as a runner computes them.
+  row_of_slot_.assign(output.hidden_states.rows, -1);
+  int32_t rows = 0;
   for (size_t e = 0; e < output.masked_m.size(); ++e) {
     for (size_t i = 0; i < static_cast<size_t>(output.masked_m[e]); ++i)
-      std::fill_n(rows_.Row(e * output.capacity + i), cols, 0.0f);
+      row_of_slot_[e * output.capacity + i] = rows++;
   }
+  data_.reset(new float[static_cast<size_t>(rows) * cols]());
+  rows_ = Rows(data_.get(), static_cast<size_t>(rows), cols);
 }
 
 const moe::CombineInput& DispatchStep::HandBack(const moe::DispatchOutput& output) {
@@ -189,6 +191,7 @@ const moe::CombineInput& DispatchStep::HandBack(const moe::DispatchOutput& outpu
     const auto& slab = moe::As<moe::DeepepLlDispatchOutput>(output);
     MakeSlab(slab);
     auto* answer = context_.arena.New<moe::DeepepLlCombineInput>(rows_, output.promises);
+    answer->row_of_place = row_of_slot_;
     answer->topk_ids = slab.topk_ids;
     answer->topk_weights = slab.topk_weights;
     return *answer;

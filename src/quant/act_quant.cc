@@ -216,8 +216,7 @@ void DequantizeRow(const QuantRows& x, size_t i, float* out) {
   row.n = x.cols;
   row.group = x.scale_cols;
   row.scale_dtype = x.scale_dtype;
-  const std::byte* scale =
-      x.scale == nullptr ? nullptr : x.scale + i * x.scale_stride * DTypeBytes(x.scale_dtype);
+  const std::byte* scale = x.has_scale() ? x.ScaleRow(i) : nullptr;
   if (x.offset == 0.0f) {
     row.scale = scale;
     kernels::DecodeRow(row, out);

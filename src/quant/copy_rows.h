@@ -21,16 +21,32 @@ QuantRows CopyRows(ExecContext& context, const QuantRows& x, size_t num_rows, co
   copied.stride = x.kind == ActQuantKind::kNone ? row_bytes : (row_bytes + 63) / 64 * 64;
   std::byte* data = context.arena.AllocateSpan<std::byte>(num_rows * copied.stride).data();
   copied.data = data;
-  const size_t scale_bytes = x.scale == nullptr ? 0 : x.scale_stride * DTypeBytes(x.scale_dtype);
+  const size_t scale_bytes = x.ScaleRowBytes();
   std::byte* scales = context.arena.AllocateSpan<std::byte>(num_rows * scale_bytes).data();
-  if (scale_bytes != 0) copied.scale = scales;
+  if (scale_bytes != 0) {
+    copied.scale = scales;
+    copied.scale_stride = scale_bytes / DTypeBytes(x.scale_dtype);
+  }
+  copied.scattered = nullptr;
   ForEachRow(context, num_rows, [&](size_t i) {
     const size_t from = row_of(i);
     std::memcpy(data + i * copied.stride, x.Row(from), row_bytes);
-    if (scale_bytes != 0)
-      std::memcpy(scales + i * scale_bytes, x.scale + from * scale_bytes, scale_bytes);
+    if (scale_bytes != 0) std::memcpy(scales + i * scale_bytes, x.ScaleRow(from), scale_bytes);
   });
   return copied;
+}
+
+// The same, without a copy if the rows are scattered.
+template <typename RowOf>
+QuantRows PickRows(ExecContext& context, const QuantRows& x, size_t num_rows, const RowOf& row_of) {
+  if (x.scattered == nullptr) return CopyRows(context, x, num_rows, row_of);
+  const std::span<const std::byte*> scattered =
+      context.arena.AllocateSpan<const std::byte*>(num_rows);
+  for (size_t i = 0; i < num_rows; ++i) scattered[i] = x.scattered[row_of(i)];
+  QuantRows picked = x;
+  picked.rows = num_rows;
+  picked.scattered = scattered.data();
+  return picked;
 }
 
 }  // namespace switchyard::quant

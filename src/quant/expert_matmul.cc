@@ -27,19 +27,17 @@ bool TakesInt8(const MatrixFormat& weights, size_t cols) {
          weights.scale_cols >= cols && !weights.has_zero && cols <= kernels::kMaxInt8Depth;
 }
 
-bool HasRowScale(const QuantRows& x) { return x.scale != nullptr && x.scale_cols >= x.cols; }
+bool HasRowScale(const QuantRows& x) { return x.has_scale() && x.scale_cols >= x.cols; }
 
 std::span<const float> RowScales(Arena& arena, const QuantRows& x) {
   const std::span<float> scales = arena.AllocateSpan<float>(x.rows);
-  for (size_t i = 0; i < x.rows; ++i)
-    scales[i] = kernels::ScaleAt(x.scale_dtype, x.scale, i * x.scale_stride);
+  for (size_t i = 0; i < x.rows; ++i) scales[i] = kernels::ScaleAt(x.scale_dtype, x.ScaleRow(i), 0);
   return scales;
 }
 
-std::span<const void* const> PointersTo(Arena& arena, const std::byte* data, size_t rows,
-                                        size_t stride) {
-  const std::span<const void*> pointers = arena.AllocateSpan<const void*>(rows);
-  for (size_t i = 0; i < rows; ++i) pointers[i] = data + i * stride;
+std::span<const void* const> PointersTo(Arena& arena, const QuantRows& x) {
+  const std::span<const void*> pointers = arena.AllocateSpan<const void*>(x.rows);
+  for (size_t i = 0; i < x.rows; ++i) pointers[i] = x.Row(i);
   return pointers;
 }
 
@@ -50,10 +48,7 @@ Rows AllocateAlignedRows(Arena& arena, size_t rows, size_t cols) {
 }
 
 ActRows PointTo(Arena& arena, ConstRows x) {
-  return {DType::kF32,
-          PointersTo(arena, reinterpret_cast<const std::byte*>(x.data), x.rows,
-                     x.stride * sizeof(float)),
-          x.cols};
+  return {DType::kF32, PointersTo(arena, QuantRows::Plain(x)), x.cols};
 }
 
 // Plain rows of any float type in f32.
@@ -75,7 +70,7 @@ ActRows PlainRows(ExecContext& context, const QuantRows& x, const MatrixFormat& 
                   DType act_dtype) {
   const DType dtype = PlainDType(weights, act_dtype);
   if (dtype != DType::kF32 && x.dtype == dtype)
-    return {dtype, PointersTo(context.arena, x.data, x.rows, x.stride), x.cols};
+    return {dtype, PointersTo(context.arena, x), x.cols};
   return PrepareActivations(context, Widened(context, x), dtype);
 }
 
@@ -83,7 +78,7 @@ ActRows CodeRows(ExecContext& context, const QuantRows& x, const MatrixFormat& w
   Arena& arena = context.arena;
   if (!HasRowScale(x)) return PointTo(arena, Widened(context, x));
   if (x.dtype == DType::kI8 && x.offset == 0.0f && TakesInt8(weights, x.cols))
-    return {DType::kI8, PointersTo(arena, x.data, x.rows, x.stride), x.cols, RowScales(arena, x)};
+    return {DType::kI8, PointersTo(arena, x), x.cols, RowScales(arena, x)};
   // The codes alone are exact in f32, so the scale is left to the end.
   const Rows values = AllocateAlignedRows(arena, x.rows, x.cols);
   ForEachRow(context, x.rows, [&](size_t i) {

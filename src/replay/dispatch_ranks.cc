@@ -268,7 +268,7 @@ class DispatchRank {
     if (!case_.is_fp8()) return;
     const auto* codes = reinterpret_cast<const uint8_t*>(rows.Row(i));
     view_.codes.insert(view_.codes.end(), codes, codes + rows.cols);
-    const auto* scales = reinterpret_cast<const float*>(rows.scale) + i * rows.scale_stride;
+    const auto* scales = reinterpret_cast<const float*>(rows.ScaleRow(i));
     view_.scales.insert(view_.scales.end(), scales, scales + rows.cols / rows.scale_cols);
   }
 

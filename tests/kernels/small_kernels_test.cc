@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <limits>
 
 #include "kernels/convert/convert.h"
@@ -128,6 +129,28 @@ TEST(Elementwise, AddScaleAndClamp) {
         ASSERT_EQ(sum[i], before[i] + x[i]);
         ASSERT_NEAR(scaled[i], before[i] + 0.25f * x[i], 1e-6);
         ASSERT_EQ(clamped[i], std::min(0.5f, std::max(-0.5f, before[i])));
+      }
+    }
+  });
+}
+
+TEST(Elementwise, WeightedSumHasTheBitsOfRowByRow) {
+  testing::ForEachTarget([] {
+    auto random = testing::MakeRandom(26);
+    for (size_t n : kSizes) {
+      for (size_t num_rows : {0, 1, 3, 8}) {
+        std::deque<GuardedBuffer<float>> rows;
+        std::vector<const float*> pointers;
+        for (size_t r = 0; r < num_rows; ++r) rows.emplace_back(testing::RandomFloats(random, n));
+        for (const GuardedBuffer<float>& row : rows) pointers.push_back(row.data());
+        const std::vector<float> weights = testing::RandomFloats(random, num_rows);
+        std::vector<float> expected(n, 0.0f);
+        for (size_t r = 0; r < num_rows; ++r)
+          ScaleAddTo(pointers[r], weights[r], n, expected.data());
+        GuardedBuffer<float> found(testing::RandomFloats(random, n));
+        WeightedSum(pointers.data(), weights.data(), num_rows, n, found.data());
+        for (size_t i = 0; i < n; ++i)
+          ASSERT_EQ(std::bit_cast<uint32_t>(found[i]), std::bit_cast<uint32_t>(expected[i]));
       }
     }
   });

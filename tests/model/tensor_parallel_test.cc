@@ -132,9 +132,8 @@ TEST(TensorParallel, ARankThatDoesNotComeIsNamed) {
     TensorParallel shared(&rank.ep, 64);
     if (rank.world.rank() == 0) {
       const Products products(1, 4, 16, 16);
-      testing::ExpectError(ErrorCode::kUnavailable, {"rank 0, layer 3, step 0, attention:"}, [&] {
-        products.Run(rank.context, shared);
-      });
+      testing::ExpectError(ErrorCode::kUnavailable, {"rank 0, layer 3, step 0, attention:"},
+                           [&] { products.Run(rank.context, shared); });
     }
   });
 }

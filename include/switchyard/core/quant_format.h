@@ -87,6 +87,8 @@ struct ActQuant {
                                     // for kFp8Tensor
   float scale = 1.0f;               // of the static kinds
   float offset = 0.0f;              // kInt8Static
+
+  friend bool operator==(const ActQuant&, const ActQuant&) = default;
 };
 
 // Rows of activations, plain or as codes with scales: what travels between ranks, and what a
@@ -94,7 +96,9 @@ struct ActQuant {
 //
 // Shapes: data [rows, cols] of dtype, row i at i * stride bytes; scale: row i at i * scale_stride
 //   elements of scale_dtype, ceil(cols / scale_cols) of them (one for the per-token kinds; a single
-//   one with scale_stride 0 for the per-tensor kinds).
+//   one with scale_stride 0 for the per-tensor kinds). Or rows lie where they have arrived: row i
+//   at scattered[i], its scales scale_offset bytes behind; data, stride, scale and scale_stride
+//   then say nothing.
 struct QuantRows {
   ActQuantKind kind = ActQuantKind::kNone;
   DType dtype = DType::kF32;  // with kNone: kF32, kBF16 or kF16
@@ -106,7 +110,9 @@ struct QuantRows {
   size_t scale_cols = 0;
   size_t scale_stride = 0;
   const std::byte* scale = nullptr;
-  float offset = 0.0f;  // kInt8Static: value = (code - offset) * scale
+  float offset = 0.0f;                          // kInt8Static: value = (code - offset) * scale
+  const std::byte* const* scattered = nullptr;  // [rows], or null; not of is_plain_f32()
+  size_t scale_offset = 0;                      // 0 = scattered rows without scales
 
   // Shapes: x [rows, cols] f32; the result refers to it.
   static QuantRows Plain(ConstRows x) {
@@ -120,17 +126,33 @@ struct QuantRows {
   bool is_plain_f32() const { return kind == ActQuantKind::kNone && dtype == DType::kF32; }
   // The rows of is_plain_f32().
   ConstRows F32() const {
-    SY_DCHECK(is_plain_f32());
+    SY_DCHECK(is_plain_f32() && scattered == nullptr);
     return ConstRows(reinterpret_cast<const float*>(data), rows, cols, stride / sizeof(float));
   }
   const std::byte* Row(size_t i) const {
     SY_DCHECK(i < rows);
-    return data + i * stride;
+    return scattered != nullptr ? scattered[i] : data + i * stride;
+  }
+  bool has_scale() const { return scattered != nullptr ? scale_offset != 0 : scale != nullptr; }
+  // The first scale of a row; of has_scale().
+  const std::byte* ScaleRow(size_t i) const {
+    SY_DCHECK(i < rows && has_scale());
+    if (scattered != nullptr) return scattered[i] + scale_offset;
+    return scale + i * scale_stride * DTypeBytes(scale_dtype);
+  }
+  // Bytes of the scales of one row; 0 if there are none, or one for all.
+  size_t ScaleRowBytes() const {
+    if (scattered == nullptr) return scale == nullptr ? 0 : scale_stride * DTypeBytes(scale_dtype);
+    return has_scale() ? (cols + scale_cols - 1) / scale_cols * DTypeBytes(scale_dtype) : 0;
   }
   QuantRows Slice(size_t first, size_t count) const {
     SY_DCHECK(first + count <= rows);
     QuantRows slice = *this;
     slice.rows = count;
+    if (scattered != nullptr) {
+      slice.scattered = scattered + first;
+      return slice;
+    }
     slice.data = data + first * stride;
     if (scale != nullptr) slice.scale = scale + first * scale_stride * DTypeBytes(scale_dtype);
     return slice;

@@ -32,6 +32,32 @@ void ScaleAddToRow(const float* HWY_RESTRICT x, float scale, size_t n, float* HW
                out + i, n - i);
 }
 
+// Two vectors of columns at a time, down all rows.
+void WeightedSumRows(const float* const* HWY_RESTRICT rows, const float* HWY_RESTRICT weights,
+                     size_t num_rows, size_t n, float* HWY_RESTRICT out) {
+  const DF df;
+  const size_t lanes = hn::Lanes(df);
+  size_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    VF sum0 = hn::Zero(df);
+    VF sum1 = hn::Zero(df);
+    for (size_t r = 0; r < num_rows; ++r) {
+      const VF weight = hn::Set(df, weights[r]);
+      sum0 = hn::MulAdd(weight, hn::LoadU(df, rows[r] + i), sum0);
+      sum1 = hn::MulAdd(weight, hn::LoadU(df, rows[r] + i + lanes), sum1);
+    }
+    hn::StoreU(sum0, df, out + i);
+    hn::StoreU(sum1, df, out + i + lanes);
+  }
+  for (; i < n; i += lanes) {
+    const size_t left = HWY_MIN(lanes, n - i);
+    VF sum = hn::Zero(df);
+    for (size_t r = 0; r < num_rows; ++r)
+      sum = hn::MulAdd(hn::Set(df, weights[r]), hn::LoadN(df, rows[r] + i, left), sum);
+    hn::StoreN(sum, df, out + i, left);
+  }
+}
+
 void ScaleRow(float* x, float scale, size_t n) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
@@ -59,6 +85,7 @@ HWY_AFTER_NAMESPACE();
 namespace switchyard::kernels {
 HWY_EXPORT(AddToRow);
 HWY_EXPORT(ScaleAddToRow);
+HWY_EXPORT(WeightedSumRows);
 HWY_EXPORT(ScaleRow);
 HWY_EXPORT(ClampRow);
 void AddTo(const float* x, size_t n, float* out) noexcept {
@@ -66,6 +93,10 @@ void AddTo(const float* x, size_t n, float* out) noexcept {
 }
 void ScaleAddTo(const float* x, float scale, size_t n, float* out) noexcept {
   HWY_DYNAMIC_DISPATCH(ScaleAddToRow)(x, scale, n, out);
+}
+void WeightedSum(const float* const* rows, const float* weights, size_t num_rows, size_t n,
+                 float* out) noexcept {
+  HWY_DYNAMIC_DISPATCH(WeightedSumRows)(rows, weights, num_rows, n, out);
 }
 void Scale(float* x, float scale, size_t n) noexcept {
   HWY_DYNAMIC_DISPATCH(ScaleRow)(x, scale, n);

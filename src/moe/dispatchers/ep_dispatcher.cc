@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "kernels/convert/convert.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/macros.h"
 
@@ -76,6 +75,12 @@ void EpDispatcher::SetQuantConfig(const DispatcherQuantConfig& config) {
   ExecContext context{alone, arena};
   const Rows one = arena.AllocateRows(1, config_.hidden_size);
   std::fill_n(one.data, one.cols, 0.0f);
+  const auto layout_of = [&](const ActQuant& how, DType plain) {
+    QuantRows rows = QuantRows::Plain(one);
+    rows.dtype = plain;
+    return ValueLayout::Of(
+        how.kind == ActQuantKind::kNone ? rows : quant::QuantizeRows(context, one, how));
+  };
   RowChannelOptions options;
   options.protocol = protocol_.name;
   options.setting = protocol_.setting;
@@ -83,12 +88,9 @@ void EpDispatcher::SetQuantConfig(const DispatcherQuantConfig& config) {
   options.hidden_size = config_.hidden_size;
   options.parts = ep_.moe_tp_size();
   options.num_experts = num_local() * ep_.ep_size();
-  options.wire = WireLayout(ValueLayout::Of(Encode(context, one)), config_.top_k);
-  QuantRows home = QuantRows::Plain(one);
-  home.dtype = config.combine_plain;
-  if (config.combine.kind != ActQuantKind::kNone)
-    home = quant::QuantizeRows(context, one, config.combine);
-  options.home = ValueLayout::Of(home);
+  options.wire = WireLayout(layout_of(config.output, config.plain), config_.top_k);
+  options.wire_quant = config.output;
+  options.home = layout_of(config.combine, config.combine_plain);
   options.home_quant = config.combine;
   options.dispatches = !(protocol_.to_all && ep_.options().tokens_are_replicated);
   options.elastic = protocol_.elastic;
@@ -102,26 +104,10 @@ int32_t EpDispatcher::LocalId(int32_t id) const {
   return id % local;
 }
 
-// The rows as they travel.
-QuantRows EpDispatcher::Encode(ExecContext& context, ConstRows hidden) const {
-  if (wire_.output.kind != ActQuantKind::kNone)
-    return quant::QuantizeRows(context, hidden, wire_.output);
-  QuantRows rows = QuantRows::Plain(hidden);
-  if (wire_.plain == DType::kF32) return rows;
-  rows.dtype = wire_.plain;
-  rows.stride = WireUp(BytesOf(wire_.plain, hidden.cols));
-  std::byte* data = context.arena.AllocateSpan<std::byte>(hidden.rows * rows.stride).data();
-  rows.data = data;
-  quant::ForEachRow(context, hidden.rows, [&](size_t t) {
-    kernels::ConvertFromF32(hidden.Row(t), hidden.cols, rows.dtype, data + t * rows.stride);
-  });
-  return rows;
-}
-
 void EpDispatcher::StartDispatch(ExecContext& context, ConstRows hidden, const TopKOutput& topk) {
   SY_CHECK(channel_ != nullptr);
   topk_ = topk;
-  channel_->StartDispatch(context, Encode(context, hidden), topk, layer_id(), protocol_.to_all);
+  channel_->StartDispatch(context, hidden, topk, layer_id(), protocol_.to_all);
 }
 
 const DispatchOutput& EpDispatcher::FinishDispatch(ExecContext& context) {

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
@@ -76,9 +75,9 @@ class EpDispatcher : public Dispatcher {
   // The id among this rank's experts, -1 = another's.
   int32_t LocalId(int32_t id) const;
 
-  // The received rows at places of their own, codes and scales or f32 as the runner takes them:
-  // received row i at every place for which places_of(i, emit) calls emit(place). Other places
-  // stay as they are.
+  // The received rows at places of their own, as they came or in f32 as the runner takes them:
+  // received row i at every place for which places_of(i, emit) calls emit(place). Other places hold
+  // nothing that may be read.
   template <typename PlacesOf>
   QuantRows Collect(ExecContext& context, size_t capacity, const PlacesOf& places_of) const;
   // Row i at place i.
@@ -111,7 +110,8 @@ class EpDispatcher : public Dispatcher {
                 OwnTokens own);
 
  private:
-  QuantRows Encode(ExecContext& context, ConstRows hidden) const;
+  template <typename PlacesOf>
+  QuantRows CollectValues(ExecContext& context, size_t capacity, const PlacesOf& places_of) const;
   void NumberRoutes(ExecContext& context, size_t slab, RouteRows& routes) const;
 
   EpProtocol protocol_;
@@ -128,37 +128,34 @@ class EpDispatcher : public Dispatcher {
 template <typename PlacesOf>
 QuantRows EpDispatcher::Collect(ExecContext& context, size_t capacity,
                                 const PlacesOf& places_of) const {
-  const WireLayout& wire = channel_->options().wire;
-  const ValueLayout& values = wire.values();
-  const bool decode = wire_.decode_on_arrival && values.meta.kind != ActQuantKind::kNone;
+  const ValueLayout& values = channel_->options().wire.values();
   QuantRows rows = values.meta;
-  if (decode) rows = QuantRows::Plain(ConstRows(nullptr, 0, config_.hidden_size));
   rows.rows = capacity;
-  const size_t data_bytes = BytesOf(rows.dtype, rows.cols);
-  rows.stride = SpreadStride(data_bytes);
-  std::byte* data = context.arena.AllocateSpan<std::byte>(capacity * rows.stride).data();
-  rows.data = data;
-  std::byte* scales = nullptr;
-  const size_t scale_bytes = decode ? 0 : values.scale_bytes;
-  if (scale_bytes != 0) {
-    scales = context.arena.AllocateSpan<std::byte>(capacity * scale_bytes).data();
-    rows.scale = scales;
-    rows.scale_stride = scale_bytes / DTypeBytes(rows.scale_dtype);
+  const bool decodes = wire_.decode_on_arrival && rows.kind != ActQuantKind::kNone;
+  if (decodes || rows.is_plain_f32()) return CollectValues(context, capacity, places_of);
+  // Read where they have arrived: they stay there until the results are home.
+  const std::span<const std::byte*> scattered =
+      context.arena.AllocateSpan<const std::byte*>(capacity);
+  for (size_t i = 0; i < received_->size(); ++i) {
+    const std::byte* from = channel_->options().wire.Values(received_->rows[i]);
+    places_of(i, [&](size_t place) { scattered[place] = from; });
   }
-  quant::ForEachRow(context, received_->size(), [&](size_t i) {
-    const std::byte* from = wire.Values(received_->rows[i]);
-    places_of(i, [&](size_t place) {
-      std::byte* to = data + place * rows.stride;
-      if (decode) {
-        quant::DequantizeRow(values.View(from), 0, reinterpret_cast<float*>(to));
-        return;
-      }
-      std::memcpy(to, from, data_bytes);
-      if (scale_bytes != 0)
-        std::memcpy(scales + place * scale_bytes, from + values.data_bytes, scale_bytes);
-    });
-  });
+  rows.scattered = scattered.data();
+  rows.scale_offset = values.scale_bytes == 0 ? 0 : values.data_bytes;
   return rows;
+}
+
+template <typename PlacesOf>
+QuantRows EpDispatcher::CollectValues(ExecContext& context, size_t capacity,
+                                      const PlacesOf& places_of) const {
+  const WireLayout& wire = channel_->options().wire;
+  const size_t stride = SpreadStride(config_.hidden_size * sizeof(float)) / sizeof(float);
+  float* data = context.arena.AllocateSpan<float>(capacity * stride).data();
+  quant::ForEachRow(context, received_->size(), [&](size_t i) {
+    const QuantRows from = wire.values().View(wire.Values(received_->rows[i]));
+    places_of(i, [&](size_t place) { quant::DequantizeRow(from, 0, data + place * stride); });
+  });
+  return QuantRows::Plain(ConstRows(data, capacity, config_.hidden_size, stride));
 }
 
 }  // namespace switchyard::moe::dispatchers

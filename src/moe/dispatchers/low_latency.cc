@@ -1,5 +1,9 @@
 #include "moe/dispatchers/low_latency.h"
 
+#include <fmt/format.h>
+
+#include "switchyard/core/error.h"
+
 namespace switchyard::moe::dispatchers {
 
 LowLatencyDispatcher::LowLatencyDispatcher(const DispatcherArgs& args, std::string_view name,
@@ -22,11 +26,26 @@ const DispatchOutput& LowLatencyDispatcher::Arrange(ExecContext& context, const 
   output->topk_ids = own_topk().ids;
   output->topk_weights = own_topk().weights;
   output->top_k = config().top_k;
+  output->rows_may_move = true;
   return *output;
 }
 
-EpDispatcher::Answered LowLatencyDispatcher::Answer(ExecContext&, const CombineInput& input) {
-  return {As<DeepepLlCombineInput>(input).hidden_states, place_of_};
+EpDispatcher::Answered LowLatencyDispatcher::Answer(ExecContext& context,
+                                                    const CombineInput& input) {
+  const auto& answer = As<DeepepLlCombineInput>(input);
+  if (answer.row_of_place.empty()) return {answer.hidden_states, place_of_};
+  const size_t places = num_local() * channel().options().max_tokens * ep().ep_size();
+  if (answer.row_of_place.size() != places) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("layer {}: {} dispatcher: the answer says where {} of {} places are",
+                            layer_id(), name(), answer.row_of_place.size(), places));
+  }
+  const std::span<int32_t> row_of = context.arena.AllocateSpan<int32_t>(place_of_.size());
+  for (size_t slot = 0; slot < row_of.size(); ++slot) {
+    const int32_t place = place_of_[slot];
+    row_of[slot] = place < 0 ? -1 : answer.row_of_place[static_cast<size_t>(place)];
+  }
+  return {answer.hidden_states, row_of};
 }
 
 }  // namespace switchyard::moe::dispatchers

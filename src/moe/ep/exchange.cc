@@ -37,25 +37,26 @@ bool RowChannelOptions::operator==(const RowChannelOptions& other) const {
   return protocol == other.protocol && max_tokens == other.max_tokens &&
          hidden_size == other.hidden_size && num_experts == other.num_experts &&
          wire.top_k() == other.wire.top_k() && wire.values() == other.wire.values() &&
-         home == other.home && parts == other.parts && dispatches == other.dispatches &&
-         elastic == other.elastic && batch == other.batch;
+         wire_quant == other.wire_quant && home == other.home && home_quant == other.home_quant &&
+         parts == other.parts && dispatches == other.dispatches && elastic == other.elastic &&
+         batch == other.batch;
 }
 
-ResultPacker::ResultPacker(ExecContext& context, ConstRows rows, const RowChannelOptions& options)
-    : rows_(rows), home_(options.home) {
-  if (home_.meta.kind != ActQuantKind::kNone)
-    coded_ = quant::QuantizeRows(context, rows, options.home_quant);
+RowPacker::RowPacker(ExecContext& context, ConstRows rows, const ActQuant& how,
+                     const ValueLayout& layout)
+    : rows_(rows), layout_(layout) {
+  if (layout_.meta.kind != ActQuantKind::kNone) coded_ = quant::QuantizeRows(context, rows, how);
 }
 
-void ResultPacker::Pack(size_t row, std::byte* to) const {
-  if (home_.meta.kind != ActQuantKind::kNone) return home_.Pack(coded_, row, to);
-  const size_t width = BytesOf(home_.meta.dtype, rows_.cols);
-  if (home_.meta.dtype == DType::kF32) {
+void RowPacker::Pack(size_t row, std::byte* to) const {
+  if (layout_.meta.kind != ActQuantKind::kNone) return layout_.Pack(coded_, row, to);
+  const size_t width = BytesOf(layout_.meta.dtype, rows_.cols);
+  if (layout_.meta.dtype == DType::kF32) {
     std::memcpy(to, rows_.Row(row), width);
   } else {
-    kernels::ConvertFromF32(rows_.Row(row), rows_.cols, home_.meta.dtype, to);
+    kernels::ConvertFromF32(rows_.Row(row), rows_.cols, layout_.meta.dtype, to);
   }
-  std::memset(to + width, 0, home_.data_bytes - width);
+  std::memset(to + width, 0, layout_.data_bytes - width);
 }
 
 Exchange::Exchange(ExpertParallel& ep_in, ProcessGroup& group_in, RowChannelOptions options_in)

@@ -26,6 +26,7 @@ struct RowChannelOptions {
   size_t hidden_size = 0;  // H
   size_t num_experts = 0;  // global ids
   WireLayout wire;         // of dispatched rows; one without values where nothing is dispatched
+  ActQuant wire_quant;     // how they are quantised, where `wire` holds codes
   ValueLayout home;        // of results
   ActQuant home_quant;     // how they are quantised, where `home` holds codes
   // Rows that are added up to one route's: the ranks that split an expert.
@@ -70,18 +71,19 @@ struct ComputedResults {
   std::span<const int32_t> ids = {};  // [N * K] global ids of the tokens; only without a dispatch
 };
 
-// Puts results into the form in which they travel.
-class ResultPacker {
+// Puts f32 rows into the form in which they travel.
+class RowPacker {
  public:
-  // Quantises them if that is their form. Shapes: rows [M, H'], H' <= H; stay while it is used.
-  ResultPacker(ExecContext& context, ConstRows rows, const RowChannelOptions& options);
-  // home.bytes() bytes; columns that are not there are 0.
+  // Quantises them as `how` says if `layout` holds codes. Shapes: rows [M, H'], H' <= H; they and
+  // `layout` stay while it is used.
+  RowPacker(ExecContext& context, ConstRows rows, const ActQuant& how, const ValueLayout& layout);
+  // layout.bytes() bytes, scales behind the codes; columns that are not there are 0.
   void Pack(size_t row, std::byte* to) const;
 
  private:
   ConstRows rows_;
   QuantRows coded_;
-  const ValueLayout& home_;
+  const ValueLayout& layout_;
 };
 
 // One exchange under way.

@@ -1,5 +1,7 @@
 // A token travels once to each rank of other nodes that has one of its experts, and each of these
 // ranks answers it.
+#include <cstring>
+
 #include "moe/ep/net_exchange.h"
 #include "quant/act_quant.h"
 
@@ -13,17 +15,16 @@ class FlatExchange final : public NetExchange {
         out_(net, exchange.options.wire.row_bytes()),
         home_(net, exchange.options.home.bytes()) {}
 
-  void StartDispatch(ExecContext& context, const QuantRows& rows, const TopKOutput& topk) override {
-    const WireLayout& wire = exchange_.options.wire;
+  void StartDispatch(ExecContext& context, const PackedTokens& packed, const TopKOutput&) override {
     ForEachFarRank([&](size_t rank) { out_.send_rows()[rank] = exchange_.targets[rank].size(); });
     out_.ExchangeCounts(exchange_.Limit("dispatch"));
     std::byte* to = out_.SendRoom();
     ForEachFarRank([&](size_t rank) {
       const std::vector<uint32_t>& tokens = exchange_.targets[rank];
       quant::ForEachRow(context, tokens.size(), [&](size_t i) {
-        wire.Pack(rows, topk, tokens[i], to + i * wire.row_bytes());
+        std::memcpy(to + i * packed.row_bytes, packed.Row(tokens[i]), packed.row_bytes);
       });
-      to += tokens.size() * wire.row_bytes();
+      to += tokens.size() * packed.row_bytes;
     });
     exchange_.stats.rows_between_nodes += out_.NumSent();
     out_.Start();
@@ -40,7 +41,7 @@ class FlatExchange final : public NetExchange {
 
   // For each source, its rows by token and slot: the order in which the source expects them.
   void StartCombine(ExecContext& context, const ComputedResults& results,
-                    const ResultPacker& packer) override {
+                    const RowPacker& packer) override {
     const size_t top_k = exchange_.options.wire.top_k();
     const ReceivedTokens& received = *results.received;
     ForEachFarRank([&](size_t rank) { home_.send_rows()[rank] = 0; });

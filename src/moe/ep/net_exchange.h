@@ -16,8 +16,8 @@ class NetExchange {
   virtual ~NetExchange() = default;
 
   // Sends the tokens that have to go to other nodes.
-  // Shapes: rows [T, H], topk [T, K]; not needed after the call.
-  virtual void StartDispatch(ExecContext& context, const QuantRows& rows,
+  // Shapes: topk [T, K]; neither is needed after the call.
+  virtual void StartDispatch(ExecContext& context, const PackedTokens& tokens,
                              const TopKOutput& topk) = 0;
   // Adds the rows that this rank gets from each rank of other nodes, by token.
   using RowsOfSources = std::vector<std::vector<const std::byte*>>;  // [R]
@@ -25,7 +25,7 @@ class NetExchange {
 
   // Sends the results of other nodes' tokens home. `results` stay until FinishCombine.
   virtual void StartCombine(ExecContext& context, const ComputedResults& results,
-                            const ResultPacker& packer) = 0;
+                            const RowPacker& packer) = 0;
   // Does what other nodes wait for and needs the ranks of this one.
   virtual void Relay(ExecContext&) {}
   // Those of the own tokens that were computed on other nodes. Shapes: rows [T * NumSlots()].

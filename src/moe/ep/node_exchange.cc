@@ -112,16 +112,15 @@ std::byte* NodeExchange::Place(size_t rank, size_t slot) const {
 
 // --- Rows ---------------------------------------------------------------------------------------
 
-void NodeExchange::Send(ExecContext& context, const QuantRows& rows, const TopKOutput& topk) {
+std::byte* NodeExchange::PackRoom(size_t num_tokens) const {
+  if (window_ == nullptr || num_tokens <= push_rows_) return nullptr;
+  return Published(exchange_.group.rank());
+}
+
+void NodeExchange::Send(ExecContext& context, const PackedTokens& packed, size_t num_tokens) {
   if (window_ == nullptr) return;
-  const WireLayout& wire = exchange_.options.wire;
   const size_t me = exchange_.group.rank();
-  const bool publish = rows.rows > push_rows_;
-  if (publish) {
-    std::byte* published = Published(me);
-    quant::ForEachRow(context, rows.rows,
-                      [&](size_t t) { wire.Pack(rows, topk, t, published + t * row_bytes_); });
-  }
+  const bool publish = PackRoom(num_tokens) != nullptr;
   for (size_t peer : exchange_.group.node_peers()) {
     if (peer == me || !exchange_.IsActive(peer)) continue;
     const std::vector<uint32_t>& tokens = exchange_.targets[peer];
@@ -129,8 +128,9 @@ void NodeExchange::Send(ExecContext& context, const QuantRows& rows, const TopKO
       std::copy(tokens.begin(), tokens.end(), List(me, peer));
     } else {
       std::byte* to = Pushed(peer, me);
-      quant::ForEachRow(context, tokens.size(),
-                        [&](size_t i) { wire.Pack(rows, topk, tokens[i], to + i * row_bytes_); });
+      quant::ForEachRow(context, tokens.size(), [&](size_t i) {
+        std::memcpy(to + i * row_bytes_, packed.Row(tokens[i]), row_bytes_);
+      });
     }
     const auto count = static_cast<uint32_t>(tokens.size());
     window_->Post(peer, kRowsFlag, {exchange_.epoch, publish ? count | kPublished : count});

@@ -19,7 +19,7 @@ namespace switchyard::moe {
 //
 //   publish: the sender packs each row once into its own `published` and writes into its own
 //            `lists` which of them each peer has to read; the peer reads them there.
-//   push:    few rows: the sender packs them into its place in the peer's `pushed`.
+//   push:    few rows: the sender copies them into its place in the peer's `pushed`.
 //   results: whoever computed a route of token t, slot k writes it into the owner's
 //            results[t, k * parts + part]; the owner adds them up in order of k.
 //
@@ -44,8 +44,10 @@ class NodeExchange {
   // Gives the exchange under way up.
   void GiveUp();
 
-  // The tokens of exchange.targets. Shapes: rows [T, H], topk [T, K].
-  void Send(ExecContext& context, const QuantRows& rows, const TopKOutput& topk);
+  // Where to pack so many tokens; null: anywhere, they are pushed.
+  std::byte* PackRoom(size_t num_tokens) const;
+  // The tokens of exchange.targets, packed in PackRoom if there is one.
+  void Send(ExecContext& context, const PackedTokens& packed, size_t num_tokens);
   // Adds the rows of a peer.
   void Receive(size_t source, std::vector<const std::byte*>& rows);
 

@@ -81,7 +81,7 @@ std::byte* RailExchange::ResultSlot(size_t relay, size_t place, size_t slot) con
 
 // --- Out ----------------------------------------------------------------------------------------
 
-void RailExchange::StartDispatch(ExecContext& context, const QuantRows& rows,
+void RailExchange::StartDispatch(ExecContext& context, const PackedTokens& packed,
                                  const TopKOutput& topk) {
   exchange_.ListTokens(
       topk, [&](size_t rank) { return BucketOf(rank); }, tokens_of_);
@@ -91,7 +91,7 @@ void RailExchange::StartDispatch(ExecContext& context, const QuantRows& rows,
   ForEachNode([&](size_t node) {
     const std::vector<uint32_t>& tokens = tokens_of_[node];
     quant::ForEachRow(context, tokens.size(), [&](size_t i) {
-      exchange_.options.wire.Pack(rows, topk, tokens[i], to + i * row_bytes_);
+      std::memcpy(to + i * row_bytes_, packed.Row(tokens[i]), row_bytes_);
     });
     to += tokens.size() * row_bytes_;
   });
@@ -187,7 +187,7 @@ void RailExchange::TakeFromRelay(size_t relay, RowsOfSources& rows) const {
 // --- Home ---------------------------------------------------------------------------------------
 
 void RailExchange::StartCombine(ExecContext& context, const ComputedResults& results,
-                                const ResultPacker& packer) {
+                                const RowPacker& packer) {
   const NodeMap& nodes = exchange_.nodes;
   const size_t top_k = exchange_.options.wire.top_k();
   const size_t parts = exchange_.options.parts;
@@ -288,7 +288,7 @@ void RailExchange::SumResults(ExecContext& context, std::byte* to) {
       kernels::ScaleAddTo(values, 1.0f, cols, sums.Row(i));
     }
   });
-  const ResultPacker packer(context, sums, exchange_.options);
+  const RowPacker packer(context, sums, exchange_.options.home_quant, exchange_.options.home);
   quant::ForEachRow(context, sums.rows, [&](size_t i) { packer.Pack(i, to + i * home.bytes()); });
 }
 

@@ -40,10 +40,11 @@ class RailExchange final : public NetExchange {
   // Collective. `rail` is this rank's, in order of nodes.
   RailExchange(Exchange& exchange, ProcessGroup& rail);
 
-  void StartDispatch(ExecContext& context, const QuantRows& rows, const TopKOutput& topk) override;
+  void StartDispatch(ExecContext& context, const PackedTokens& packed,
+                     const TopKOutput& topk) override;
   void FinishDispatch(ExecContext& context, RowsOfSources& rows) override;
   void StartCombine(ExecContext& context, const ComputedResults& results,
-                    const ResultPacker& packer) override;
+                    const RowPacker& packer) override;
   void Relay(ExecContext& context) override;
   void CollectResults(std::span<const std::byte*> rows) override;
   void Drop() noexcept override;

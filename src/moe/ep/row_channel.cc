@@ -55,14 +55,14 @@ void RowChannel::Begin(size_t layer_id) {
 
 // --- Dispatch -----------------------------------------------------------------------------------
 
-void RowChannel::CheckDispatch(const QuantRows& rows, const TopKOutput& topk) const {
+void RowChannel::CheckDispatch(ConstRows hidden, const TopKOutput& topk) const {
   const size_t top_k = options().wire.top_k();
-  if (rows.rows > options().max_tokens) {
+  if (hidden.rows > options().max_tokens) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{}: {} tokens on this rank, {} allows {}", exchange_.Where("dispatch"),
-                            rows.rows, options().setting, options().max_tokens));
+                            hidden.rows, options().setting, options().max_tokens));
   }
-  if (topk.top_k != top_k && rows.rows != 0) {
+  if (topk.top_k != top_k && hidden.rows != 0) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("{}: top_k {}, expected {}", exchange_.Where("dispatch"), topk.top_k, top_k));
@@ -75,35 +75,42 @@ void RowChannel::CheckDispatch(const QuantRows& rows, const TopKOutput& topk) co
         fmt::format("{}: token {} names expert {}; ids are -1 to {}", exchange_.Where("dispatch"),
                     slot / topk.top_k, id, options().num_experts - 1));
   }
-  SY_CHECK(ValueLayout::Of(rows) == options().wire.values());
+  SY_CHECK(hidden.rows == 0 || hidden.cols == options().hidden_size);
 }
 
-void RowChannel::StartDispatch(ExecContext& context, const QuantRows& rows, const TopKOutput& topk,
+void RowChannel::StartDispatch(ExecContext& context, ConstRows hidden, const TopKOutput& topk,
                                size_t layer_id, bool to_all) {
   Begin(layer_id);
-  CheckDispatch(rows, topk);
+  CheckDispatch(hidden, topk);
   exchange_.to_all = to_all;
   exchange_.ListTokens(
       topk, [](size_t rank) { return rank; }, exchange_.targets);
-  PackOwnRows(context, rows, topk);
-  node_.Send(context, rows, topk);
-  if (net_ != nullptr) net_->StartDispatch(context, rows, topk);
+  const PackedTokens packed = Pack(context, hidden, topk);
+  node_.Send(context, packed, hidden.rows);
+  // The own rows are read like those of others.
+  std::vector<const std::byte*>& own = rows_of_[group().rank()];
+  own.clear();
+  for (uint32_t token : exchange_.targets[group().rank()]) own.push_back(packed.Row(token));
+  if (net_ != nullptr) net_->StartDispatch(context, packed, topk);
 }
 
 void RowChannel::BeginWithoutDispatch(size_t layer_id) { Begin(layer_id); }
 
-// The own rows are packed too, so that all rows are read alike.
-void RowChannel::PackOwnRows(ExecContext& context, const QuantRows& rows, const TopKOutput& topk) {
+// Every token once, however many ranks it goes to.
+PackedTokens RowChannel::Pack(ExecContext& context, ConstRows hidden,
+                              const TopKOutput& topk) const {
   const WireLayout& wire = options().wire;
-  const std::vector<uint32_t>& tokens = exchange_.targets[group().rank()];
-  std::byte* packed =
-      context.arena.AllocateSpan<std::byte>(tokens.size() * wire.row_bytes()).data();
-  std::vector<const std::byte*>& own = rows_of_[group().rank()];
-  own.resize(tokens.size());
-  quant::ForEachRow(context, tokens.size(), [&](size_t i) {
-    wire.Pack(rows, topk, tokens[i], packed + i * wire.row_bytes());
-    own[i] = packed + i * wire.row_bytes();
+  const size_t row_bytes = wire.row_bytes();
+  std::byte* packed = node_.PackRoom(hidden.rows);
+  if (packed == nullptr)
+    packed = context.arena.AllocateSpan<std::byte>(hidden.rows * row_bytes).data();
+  const RowPacker packer(context, hidden, options().wire_quant, wire.values());
+  quant::ForEachRow(context, hidden.rows, [&](size_t t) {
+    std::byte* row = packed + t * row_bytes;
+    wire.PackHeader(topk, t, row);
+    packer.Pack(t, wire.Values(row));
   });
+  return {packed, row_bytes};
 }
 
 const ReceivedTokens& RowChannel::FinishDispatch(ExecContext& context) {
@@ -149,7 +156,7 @@ void RowChannel::StartCombine(ExecContext& context, const Results& results, cons
   exchange_.sum = results.sum;
   exchange_.ListSlots(
       own.topk, [](size_t rank) { return rank; }, exchange_.result_slots);
-  const ResultPacker packer(context, results.rows, options());
+  const RowPacker packer(context, results.rows, options().home_quant, options().home);
   PutResultsInNode(context, results, packer);
   node_.PostResults(results.received->size());
   exchange_.stats.results_in_node += exchange_.CountResults(results, [&](size_t source) {
@@ -159,7 +166,7 @@ void RowChannel::StartCombine(ExecContext& context, const Results& results, cons
 }
 
 void RowChannel::PutResultsInNode(ExecContext& context, const Results& results,
-                                  const ResultPacker& packer) {
+                                  const RowPacker& packer) {
   const size_t top_k = options().wire.top_k();
   const ValueLayout& home = options().home;
   const ReceivedTokens& received = *results.received;
@@ -193,7 +200,6 @@ void RowChannel::PutResultsInNode(ExecContext& context, const Results& results,
 }
 
 Rows RowChannel::FinishCombine(ExecContext& context) {
-  const size_t top_k = options().wire.top_k();
   const OwnTokens& own = exchange_.own;
   const size_t num_slots = own.num_tokens * exchange_.NumSlots();
   // A null pointer for slots whose rows do not come: another's, or those of a rank that is lost.
@@ -203,39 +209,52 @@ Rows RowChannel::FinishCombine(ExecContext& context) {
   node_.CollectResults(rows);
   if (net_ != nullptr) net_->CollectResults(rows);
   const Rows out = context.arena.AllocateRows(own.num_tokens, options().hidden_size);
-  const std::span<float> scratch =
-      context.arena.AllocateSpan<float>(context.pool.num_threads() * out.cols);
+  const Summands summands = MakeSummands(context);
   constexpr size_t kTokensPerTask = 4;
-  context.pool.Run(
-      (out.rows + kTokensPerTask - 1) / kTokensPerTask, [&](size_t task, size_t worker) {
-        const size_t end = std::min(out.rows, (task + 1) * kTokensPerTask);
-        for (size_t t = task * kTokensPerTask; t < end; ++t) {
-          std::fill_n(out.Row(t), out.cols, 0.0f);
-          for (size_t k = 0; k < top_k; ++k) {
-            const float weight = exchange_.sum == Sum::kRoutes ? own.topk.Weights(t)[k] : 1.0f;
-            AddRoute(t * top_k + k, rows, weight, scratch.data() + worker * out.cols, out.Row(t));
-          }
-        }
-      });
+  context.pool.Run((out.rows + kTokensPerTask - 1) / kTokensPerTask,
+                   [&](size_t task, size_t worker) {
+                     const size_t end = std::min(out.rows, (task + 1) * kTokensPerTask);
+                     for (size_t t = task * kTokensPerTask; t < end; ++t)
+                       SumToken(t, rows, summands.Of(worker), out.Row(t));
+                   });
   is_open_ = false;
   if (options().elastic) exchange_.ep.SetWarm();
   return out;
 }
 
-// All parts of one route, in the order of their ranks.
-void RowChannel::AddRoute(size_t slot, std::span<const std::byte* const> rows, float weight,
-                          float* decoded, float* out) const {
+RowChannel::Summands RowChannel::MakeSummands(ExecContext& context) const {
+  const size_t slots = exchange_.NumSlots();
+  const size_t workers = context.pool.num_threads();
+  Summands all{slots, options().hidden_size};
+  all.rows = context.arena.AllocateSpan<const float*>(workers * slots).data();
+  all.weights = context.arena.AllocateSpan<float>(workers * slots).data();
+  if (!options().home.meta.is_plain_f32())
+    all.decoded = context.arena.AllocateSpan<float>(workers * slots * all.cols).data();
+  return all;
+}
+
+// All routes in the order of slots, and all parts of one in the order of their ranks.
+void RowChannel::SumToken(size_t token, std::span<const std::byte* const> rows,
+                          const Summands& summands, float* out) const {
   const size_t parts = options().parts;
-  for (size_t part = 0; part < parts; ++part) {
-    const std::byte* row = rows[slot * parts + part];
-    size_t cols = options().hidden_size;
-    if (row == nullptr && group().rank() % parts == part) {
-      row = own_rows_[slot];
-      cols = own_cols_;
-    }
+  const size_t cols = options().hidden_size;
+  size_t count = 0, narrow = 0;
+  for (size_t i = 0; i < exchange_.NumSlots(); ++i) {
+    const size_t slot = token * exchange_.NumSlots() + i;
+    const std::byte* row = rows[slot];
+    const bool is_own = row == nullptr && group().rank() % parts == i % parts;
+    if (is_own) row = own_rows_[slot / parts];
     if (row == nullptr) continue;
-    kernels::ScaleAddTo(ResultValues(options().home, row, decoded), weight, cols, out);
+    float* scratch = summands.decoded == nullptr ? nullptr : summands.decoded + count * cols;
+    summands.rows[count] = ResultValues(options().home, row, scratch);
+    summands.weights[count++] =
+        exchange_.sum == Sum::kRoutes ? exchange_.own.topk.Weights(token)[i / parts] : 1.0f;
+    if (is_own && own_cols_ != cols) ++narrow;
   }
+  if (narrow == 0) return kernels::WeightedSum(summands.rows, summands.weights, count, cols, out);
+  // Own rows have no padded columns, those of others do.
+  kernels::WeightedSum(summands.rows, summands.weights, count, own_cols_, out);
+  std::fill_n(out + own_cols_, cols - own_cols_, 0.0f);
 }
 
 }  // namespace switchyard::moe

@@ -43,11 +43,12 @@ class RowChannel {
   // What this rank has sent so far.
   const ExchangeStats& stats() const { return exchange_.stats; }
 
-  // Sends the tokens of `rows`, once to each rank that has one of their experts, or to all ranks.
-  // Shapes: rows [T, H], topk [T, K]; both stay until FinishDispatch.
+  // Sends tokens, once to each rank that has one of their experts, or to all ranks.
+  // Shapes: hidden [T, H], topk [T, K]; both stay until FinishDispatch.
   // Errors: kInvalidArgument naming the setting if T > max_tokens, or the id.
-  void StartDispatch(ExecContext& context, const QuantRows& rows, const TopKOutput& topk,
+  void StartDispatch(ExecContext& context, ConstRows hidden, const TopKOutput& topk,
                      size_t layer_id, bool to_all);
+  // The rows stay where they are until StartCombine.
   const ReceivedTokens& FinishDispatch(ExecContext& context);
 
   // Without a dispatch: the rows that every rank has, as if they had been received.
@@ -63,12 +64,27 @@ class RowChannel {
   void GiveUp() noexcept;
 
  private:
-  void CheckDispatch(const QuantRows& rows, const TopKOutput& topk) const;
+  void CheckDispatch(ConstRows hidden, const TopKOutput& topk) const;
   void CheckCombine(const Results& results, const OwnTokens& own) const;
   void Begin(size_t layer_id);
-  void PackOwnRows(ExecContext& context, const QuantRows& rows, const TopKOutput& topk);
-  void PutResultsInNode(ExecContext& context, const Results& results, const ResultPacker& packer);
-  void AddRoute(size_t slot, std::span<const std::byte* const> rows, float weight, float* decoded,
+  PackedTokens Pack(ExecContext& context, ConstRows hidden, const TopKOutput& topk) const;
+  void PutResultsInNode(ExecContext& context, const Results& results, const RowPacker& packer);
+  // What one token's sum is made of, for each worker.
+  struct Summands {
+    size_t slots;  // at most so many
+    size_t cols;
+    const float** rows = nullptr;
+    float* weights = nullptr;
+    float* decoded = nullptr;  // rows that travel as codes; null if they do not
+
+    Summands Of(size_t worker) const {
+      const size_t first = worker * slots;
+      return {slots, cols, rows + first, weights + first,
+              decoded == nullptr ? nullptr : decoded + first * cols};
+    }
+  };
+  Summands MakeSummands(ExecContext& context) const;
+  void SumToken(size_t token, std::span<const std::byte* const> rows, const Summands& summands,
                 float* out) const;
 
   Exchange exchange_;

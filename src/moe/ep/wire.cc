@@ -25,8 +25,7 @@ ValueLayout ValueLayout::Of(const QuantRows& rows) {
 void ValueLayout::Pack(const QuantRows& rows, size_t row, std::byte* to) const {
   std::memcpy(to, rows.Row(row), BytesOf(rows.dtype, rows.cols));
   if (scale_bytes == 0) return;
-  std::memcpy(to + data_bytes, rows.scale + row * rows.scale_stride * DTypeBytes(rows.scale_dtype),
-              scale_bytes);
+  std::memcpy(to + data_bytes, rows.ScaleRow(row), scale_bytes);
 }
 
 QuantRows ValueLayout::View(const std::byte* from) const {
@@ -47,18 +46,16 @@ WireLayout::WireLayout(const ValueLayout& values, size_t top_k) : values_(values
   header_bytes_ = WireUp(weights_at_ + top_k * sizeof(float));
 }
 
-void WireLayout::Pack(const QuantRows& rows, const TopKOutput& topk, size_t token,
-                      std::byte* to) const {
+void WireLayout::PackHeader(const TopKOutput& topk, size_t token, std::byte* row) const {
   const auto number = static_cast<uint32_t>(token);
-  std::memcpy(to, &number, sizeof(number));
-  auto* ids = reinterpret_cast<uint16_t*>(to + sizeof(uint32_t));
-  auto* weights = reinterpret_cast<float*>(to + weights_at_);
+  std::memcpy(row, &number, sizeof(number));
+  auto* ids = reinterpret_cast<uint16_t*>(row + sizeof(uint32_t));
+  auto* weights = reinterpret_cast<float*>(row + weights_at_);
   for (size_t k = 0; k < top_k_; ++k) {
     const int32_t id = topk.Ids(token)[k];
     ids[k] = id < 0 ? static_cast<uint16_t>(kMaxExperts) : static_cast<uint16_t>(id);
     weights[k] = topk.Weights(token)[k];
   }
-  values_.Pack(rows, token, to + header_bytes_);
 }
 
 }  // namespace switchyard::moe

@@ -51,7 +51,8 @@ class WireLayout {
   size_t top_k() const { return top_k_; }
   const ValueLayout& values() const { return values_; }
 
-  void Pack(const QuantRows& rows, const TopKOutput& topk, size_t token, std::byte* to) const;
+  // Writes what comes before the values.
+  void PackHeader(const TopKOutput& topk, size_t token, std::byte* row) const;
 
   static uint32_t Token(const std::byte* row) { return *reinterpret_cast<const uint32_t*>(row); }
   int32_t Id(const std::byte* row, size_t k) const {
@@ -62,12 +63,21 @@ class WireLayout {
     return reinterpret_cast<const float*>(row + weights_at_)[k];
   }
   const std::byte* Values(const std::byte* row) const { return row + header_bytes_; }
+  std::byte* Values(std::byte* row) const { return row + header_bytes_; }
 
  private:
   ValueLayout values_;
   size_t top_k_ = 0;
   size_t weights_at_ = 0;
   size_t header_bytes_ = 0;
+};
+
+// Dispatched rows, one for each token of a rank.
+struct PackedTokens {
+  const std::byte* data = nullptr;
+  size_t row_bytes = 0;
+
+  const std::byte* Row(size_t token) const { return data + token * row_bytes; }
 };
 
 }  // namespace switchyard::moe

@@ -17,7 +17,9 @@ Combiner::Combiner(ExecContext& context, Window& window, const Sender& sender,
       out_(out),
       is_done_(context.arena.AllocateSpan<bool>(window.num_ranks())),
       missing_(context.arena.AllocateSpan<uint32_t>(out.rows)),
-      ready_(context.arena.AllocateSpan<uint32_t>(out.rows)) {
+      ready_(context.arena.AllocateSpan<uint32_t>(out.rows)),
+      rows_(context.arena.AllocateSpan<const float*>(topk.ids.size())),
+      weights_(context.arena.AllocateSpan<float>(topk.ids.size())) {
   std::fill(is_done_.begin(), is_done_.end(), false);
 }
 
@@ -55,14 +57,15 @@ size_t Combiner::FindReady() {
 }
 
 void Combiner::Sum(size_t token) const {
-  std::fill_n(out_.Row(token), out_.cols, 0.0f);
-  for (size_t k = 0; k < topk_.top_k; ++k) {
-    const size_t slot = token * topk_.top_k + k;
+  const size_t first = token * topk_.top_k;
+  size_t count = 0;
+  for (size_t slot = first; slot < first + topk_.top_k; ++slot) {
     if (topk_.ids[slot] < 0) continue;
-    const float weight = weighted_ ? topk_.weights[slot] : 1.0f;
-    kernels::ScaleAddTo(window_.Home(window_.rank(), slot), weight * factor_, out_.cols,
-                        out_.Row(token));
+    rows_[first + count] = window_.Home(window_.rank(), slot);
+    weights_[first + count++] = (weighted_ ? topk_.weights[slot] : 1.0f) * factor_;
   }
+  kernels::WeightedSum(rows_.data() + first, weights_.data() + first, count, out_.cols,
+                       out_.Row(token));
 }
 
 bool Combiner::HasNews() const {

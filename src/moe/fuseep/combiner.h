@@ -44,9 +44,11 @@ class Combiner {
   const bool weighted_;
   const float factor_;
   const Rows out_;
-  std::span<bool> is_done_;      // [R]
-  std::span<uint32_t> missing_;  // [T] ranks that have not sent all rows of the token
-  std::span<uint32_t> ready_;    // tokens to sum
+  std::span<bool> is_done_;       // [R]
+  std::span<uint32_t> missing_;   // [T] ranks that have not sent all rows of the token
+  std::span<uint32_t> ready_;     // tokens to sum
+  std::span<const float*> rows_;  // [T * K] rows that make up a token, side by side
+  std::span<float> weights_;      // [T * K] of rows_
   bool is_first_ = true;
   size_t num_done_ = 0;
   size_t num_summed_ = 0;

@@ -203,6 +203,7 @@ struct DeepepLlDispatchOutput : DispatchOutput {
   std::span<const int32_t> topk_ids;    // [T, K] of the sender
   std::span<const float> topk_weights;  // [T, K] of the sender
   size_t top_k = 0;
+  bool rows_may_move = false;  // the answer may say where its rows are (row_of_place)
 
   DeepepLlDispatchOutput() : DispatchOutput{kFormat, kExpandedRows} {}
 };
@@ -212,9 +213,10 @@ struct DeepepLlDispatchOutput : DispatchOutput {
 struct DeepepLlCombineInput : CombineInput {
   static constexpr DispatchFormat kFormat = DispatchFormat::kDeepepLl;
 
-  Rows hidden_states;                   // [L * capacity, H]
-  std::span<const int32_t> topk_ids;    // [T, K] of the sender
-  std::span<const float> topk_weights;  // [T, K] of the sender
+  Rows hidden_states;                     // [L * capacity, H]; [M, H'] with row_of_place, H' <= H
+  std::span<const int32_t> topk_ids;      // [T, K] of the sender
+  std::span<const float> topk_weights;    // [T, K] of the sender
+  std::span<const int32_t> row_of_place;  // [L * capacity], -1 = undefined; empty = all in place
 
   explicit DeepepLlCombineInput(Rows hidden, const DispatchPromises& kept = kExpandedRows)
       : CombineInput{kFormat, kept}, hidden_states(hidden) {}

@@ -33,6 +33,8 @@ struct AiterRunnerInput : RunnerInput {
   size_t num_local_tokens = std::numeric_limits<size_t>::max();
   std::optional<DType> output_dtype;  // results are rounded to it (kBF16, kF16); unset = kept f32
   Rows output;                        // written here if not empty, else into the arena
+  // Results stay one row per slot, as IsRoutewise asks for.
+  bool leaves_rows = false;
 
   AiterRunnerInput() : RunnerInput{kRunner, kTokenRows} {}
 };
@@ -42,9 +44,9 @@ struct AiterRunnerOutput : RunnerOutput {
   static constexpr std::string_view kRunner = "aiter";
 
   // [T, H] weighted and summed over K; [T * K, H] with no_combine; [M, H'], neither weighted nor
-  // summed, if the dispatch asked for one row per route (IsRoutewise).
+  // summed, if the dispatch asked for one row per route (IsRoutewise, leaves_rows).
   Rows hidden_states;
-  std::span<const int32_t> row_of_slot;  // of routewise rows: [T * K] row of each slot, -1 = none
+  std::span<const int32_t> row_of_slot;  // of such rows: [T * K] row of each slot, -1 = none
 
   explicit AiterRunnerOutput(const DispatchPromises& promises) : RunnerOutput{kRunner, promises} {}
 };

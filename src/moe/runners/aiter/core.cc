@@ -49,10 +49,10 @@ LiveTokens FindLive(ExecContext& context, const SortedSlots& sorted, size_t num_
   return live;
 }
 
-// The live rows side by side; the rows themselves if all are live.
+// The live rows alone; the rows themselves if all are live.
 QuantRows Compact(ExecContext& context, const QuantRows& x, std::span<const uint32_t> rows) {
   if (rows.size() == x.rows) return x;
-  return quant::CopyRows(context, x, rows.size(), [&](size_t i) { return rows[i]; });
+  return quant::PickRows(context, x, rows.size(), [&](size_t i) { return rows[i]; });
 }
 
 // The rows that gemm1 multiplies: without padded columns, each times its router weight where the
@@ -150,7 +150,7 @@ const RunnerOutput& AiterRunnerCore::Run(ExecContext& context, const RunnerInput
                   weights.w2);
 
   auto* output = context.arena.New<AiterRunnerOutput>(input.promises);
-  if (IsRoutewise(input.promises)) {
+  if (IsRoutewise(input.promises) || input.leaves_rows) {
     output->hidden_states = down;
     output->row_of_slot = sorted.row_of_slot;
     return *output;

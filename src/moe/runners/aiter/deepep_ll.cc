@@ -1,6 +1,6 @@
 // Format deepep_ll in and out of the aiter runner (contract 4.2, trap "LL layout"): a slab has no
 // ids per row, so each defined row becomes a token of one expert with weight 1; combine weights and
-// sums.
+// sums. Its slots are the places of the slab.
 #include <fmt/format.h>
 
 #include "moe/runners/aiter/deepep.h"
@@ -19,6 +19,7 @@ const AiterRunnerInput& PrePermute(ExecContext& context, const DeepepLlDispatchO
   auto* input = context.arena.New<AiterRunnerInput>();
   input->promises = slab.promises;
   input->hidden_states = slab.hidden_states;
+  input->leaves_rows = slab.rows_may_move;
   input->quant_type = MakeAiterMoeQuantInfo(quant_info, config).quant_type;
   input->expert_mask = SinkMask(context, slab.masked_m.size());
   FillExpandedRoutes(
@@ -32,6 +33,7 @@ const DeepepLlCombineInput& PostPermute(ExecContext& context, const AiterRunnerO
                                         const MoeQuantInfo&, const MoeRunnerConfig&,
                                         RunningState& state) {
   auto* combine = context.arena.New<DeepepLlCombineInput>(output.hidden_states, output.promises);
+  combine->row_of_place = output.row_of_slot;
   combine->topk_ids = state.Get<AiterCombineState>().topk_ids;
   combine->topk_weights = state.Get<AiterCombineState>().topk_weights;
   return *combine;

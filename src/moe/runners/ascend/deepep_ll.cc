@@ -18,6 +18,7 @@ struct SlabState {
   AscendCombineState combine;
   std::span<const size_t> place;  // place of each packed row in the slab
   size_t num_places = 0;
+  bool rows_may_move = false;
 };
 
 std::span<const size_t> Places(ExecContext& context, const DeepepLlDispatchOutput& slab) {
@@ -40,11 +41,11 @@ const AscendRunnerInput& PrePermute(ExecContext& context, const DeepepLlDispatch
   RequirePromises(slab, kExpandedRows, AscendRunnerInput::kRunner, config.layer_id);
   auto* input = context.arena.New<AscendRunnerInput>();
   input->promises = slab.promises;
-  input->hidden_states = quant::CopyRows(context, slab.hidden_states, place.size(),
+  input->hidden_states = quant::PickRows(context, slab.hidden_states, place.size(),
                                          [&](size_t row) { return place[row]; });
   input->expert_tokens = WidenCounts(context, slab.masked_m);
   state.Emplace<SlabState>(context.arena, AscendCombineState{slab.topk_ids, slab.topk_weights},
-                           place, slab.hidden_states.rows);
+                           place, slab.hidden_states.rows, slab.rows_may_move);
   return *input;
 }
 
@@ -53,11 +54,18 @@ const DeepepLlCombineInput& PostPermute(ExecContext& context, const AscendRunner
                                         RunningState& state) {
   const auto& slab = state.Get<SlabState>();
   const Rows& packed = output.hidden_states;
-  const Rows rows = context.arena.AllocateRows(slab.num_places, packed.cols);
-  quant::ForEachRow(context, slab.place.size(), [&](size_t i) {
-    std::copy_n(packed.Row(i), packed.cols, rows.Row(slab.place[i]));
-  });
-  auto* combine = context.arena.New<DeepepLlCombineInput>(rows, output.promises);
+  auto* combine = context.arena.New<DeepepLlCombineInput>(packed, output.promises);
+  if (slab.rows_may_move) {
+    const std::span<int32_t> row_of = context.arena.AllocateSpan<int32_t>(slab.num_places);
+    std::fill(row_of.begin(), row_of.end(), -1);
+    for (size_t i = 0; i < slab.place.size(); ++i) row_of[slab.place[i]] = static_cast<int32_t>(i);
+    combine->row_of_place = row_of;
+  } else {
+    combine->hidden_states = context.arena.AllocateRows(slab.num_places, packed.cols);
+    quant::ForEachRow(context, slab.place.size(), [&](size_t i) {
+      std::copy_n(packed.Row(i), packed.cols, combine->hidden_states.Row(slab.place[i]));
+    });
+  }
   combine->topk_ids = slab.combine.topk_ids;
   combine->topk_weights = slab.combine.topk_weights;
   return *combine;
