@@ -138,7 +138,7 @@ TEST(Elementwise, WeightedSumHasTheBitsOfRowByRow) {
   testing::ForEachTarget([] {
     auto random = testing::MakeRandom(26);
     for (size_t n : kSizes) {
-      for (size_t num_rows : {0, 1, 3, 8}) {
+      for (size_t num_rows : {0u, 1u, 3u, 8u}) {
         std::deque<GuardedBuffer<float>> rows;
         std::vector<const float*> pointers;
         for (size_t r = 0; r < num_rows; ++r) rows.emplace_back(testing::RandomFloats(random, n));

@@ -77,10 +77,10 @@ void ExpectBitsOfOneRank(const EpSetup& setup, size_t expected_size, const Produ
 }
 
 TEST(TensorParallel, GivesTheBitsOfOneRank) {
-  for (size_t ranks : {1, 2, 3, 4, 8}) {
+  for (size_t ranks : {1u, 2u, 3u, 4u, 8u}) {
     EpSetup setup;
     setup.ranks = ranks;
-    for (size_t rows : {1, 5, 33}) {
+    for (size_t rows : {1u, 5u, 33u}) {
       // Columns that no rank's share divides, and fewer than ranks.
       ExpectBitsOfOneRank(setup, ranks, Products(rows, 40, 72, 3), 75);
     }
