@@ -52,6 +52,7 @@ ordered_json DescribeConfig(const ModelConfig& config) {
           {"attention_heads", config.num_heads},
           {"kv_heads", config.num_kv_heads},
           {"head_dim", config.head_dim},
+          {"kv_values_per_token", config.kv_shape().elements()},
           {"qk_norm", kQkNorms[static_cast<size_t>(config.qk_norm)]},
           {"attention_bias", config.attention_bias},
           {"clip_qkv", config.clip_qkv ? ordered_json(*config.clip_qkv) : ordered_json(nullptr)},

@@ -26,8 +26,7 @@ KvCache::KvCache(const ModelConfig& config, DType dtype, size_t num_tokens)
                 fmt::format("a KV cache of type {} is not supported; use f32, f16 or bf16",
                             DTypeName(dtype)));
   }
-  const size_t block_bytes =
-      2 * config.num_kv_heads * kKvBlockSize * config.head_dim * DTypeBytes(dtype);
+  const size_t block_bytes = config.kv_shape().elements() * kKvBlockSize * DTypeBytes(dtype);
   size_t layer_bytes = 0;
   if (num_blocks_ > UINT32_MAX || __builtin_mul_overflow(num_blocks_, block_bytes, &layer_bytes)) {
     throw Error(ErrorCode::kResourceExhausted,

@@ -19,12 +19,17 @@ static_assert(kernels::kKvBlockTokens == kKvBlockSize);
 // Queries (times the heads that share a key head) that one task takes together.
 constexpr size_t kRowsPerTile = 32;
 
-// Start of keys (side 0) or values (side 1) of a head in a block.
-std::byte* HeadBlock(const KvLayerView& layer, const ModelConfig& config, DType dtype,
-                     uint32_t block, size_t side, size_t kv_head) {
-  const size_t head_bytes = kKvBlockSize * config.head_dim * DTypeBytes(dtype);
+// Start of the keys of a head in a block, and of its values.
+std::byte* KeyBlock(const KvLayerView& layer, const KvShape& shape, DType dtype, uint32_t block,
+                    size_t head) {
   return layer.data + block * layer.block_bytes +
-         (side * config.num_kv_heads + kv_head) * head_bytes;
+         kKvBlockSize * DTypeBytes(dtype) * head * shape.key_dim;
+}
+std::byte* ValueBlock(const KvLayerView& layer, const KvShape& shape, DType dtype, uint32_t block,
+                      size_t head) {
+  if (shape.value_dim == 0) return KeyBlock(layer, shape, dtype, block, head);
+  return layer.data + block * layer.block_bytes +
+         kKvBlockSize * DTypeBytes(dtype) * (shape.heads * shape.key_dim + head * shape.value_dim);
 }
 
 // Some consecutive queries of one chunk against one key head.
@@ -33,7 +38,7 @@ struct Tile {
   size_t first_row;  // row of the pass that holds the first query
   size_t position;   // of the first query
   size_t num_queries;
-  size_t kv_head;
+  size_t head;        // of the range
   size_t first_span;  // spans of keys that any of the queries sees
   size_t end_span;
 };
@@ -43,14 +48,12 @@ size_t FirstKey(size_t position, size_t window) {
   return window != 0 && position + 1 > window ? position + 1 - window : 0;
 }
 
-std::span<Tile> MakeTiles(ExecContext& context, const ModelConfig& config,
-                          std::span<const SequenceChunk> chunks, size_t window, HeadRange heads) {
-  const size_t group = config.num_heads / config.num_kv_heads;
-  const size_t queries_per_tile = std::max<size_t>(1, kRowsPerTile / group);
+std::span<Tile> MakeTiles(ExecContext& context, std::span<const SequenceChunk> chunks,
+                          size_t window, const QueryHeads& heads) {
+  const size_t queries_per_tile = std::max<size_t>(1, kRowsPerTile / heads.group);
   size_t count = 0;
-  for (const SequenceChunk& chunk : chunks) {
+  for (const SequenceChunk& chunk : chunks)
     count += (chunk.tokens.size() + queries_per_tile - 1) / queries_per_tile * heads.count;
-  }
   const std::span<Tile> tiles = context.arena.AllocateSpan<Tile>(count);
   size_t next = 0;
   size_t chunk_row = 0;
@@ -58,13 +61,13 @@ std::span<Tile> MakeTiles(ExecContext& context, const ModelConfig& config,
     // Later queries see more keys: start with them, so that the longest task is not the last one.
     for (size_t end = chunk.tokens.size(); end > 0;) {
       const size_t begin = (end - 1) / queries_per_tile * queries_per_tile;
-      for (size_t kv_head = heads.first; kv_head < heads.first + heads.count; ++kv_head) {
+      for (size_t head = 0; head < heads.count; ++head) {
         const size_t position = chunk.position + begin;
         tiles[next++] = {&chunk,
                          chunk_row + begin,
                          position,
                          end - begin,
-                         kv_head,
+                         head,
                          FirstKey(position, window) / kAttentionSpan,
                          (chunk.position + end - 1) / kAttentionSpan + 1};
       }
@@ -77,7 +80,7 @@ std::span<Tile> MakeTiles(ExecContext& context, const ModelConfig& config,
 
 // Results of one tile over one span, or over all of them.
 struct Partial {
-  float* sums;                    // [rows, D]
+  float* sums;                    // [rows, value width]
   kernels::SoftmaxState* states;  // [rows]
 };
 
@@ -85,13 +88,17 @@ struct Partial {
 class LayerAttention {
  public:
   LayerAttention(ExecContext& context, const ModelConfig& config, const KvView& cache, size_t layer,
-                 ConstRows q, Rows out)
+                 const QueryHeads& heads, ConstRows q, Rows out)
       : context_(context),
-        config_(config),
         cache_(cache),
         layer_(cache.layers[layer]),
         window_(config.layers[layer].window),
-        group_(config.num_heads / config.num_kv_heads),
+        heads_(heads),
+        group_(heads.group),
+        shape_(config.kv_shape()),
+        width_(heads.count == 0 ? 0 : out.cols / (heads.count * heads.group)),
+        scale_(static_cast<float>(config.score_scale /
+                                  std::sqrt(static_cast<double>(config.head_dim)))),
         max_rows_(std::max(kRowsPerTile, group_)),
         q_(q),
         out_(out),
@@ -99,8 +106,8 @@ class LayerAttention {
                     .AllocateSpan<float>(context.pool.num_threads() * max_rows_ * kAttentionSpan)
                     .data()) {}
 
-  void Run(std::span<const SequenceChunk> chunks, HeadRange heads) {
-    const std::span<Tile> tiles = MakeTiles(context_, config_, chunks, window_, heads);
+  void Run(std::span<const SequenceChunk> chunks) {
+    const std::span<Tile> tiles = MakeTiles(context_, chunks, window_, heads_);
     size_t max_spans = 0;
     for (const Tile& tile : tiles) max_spans = std::max(max_spans, tile.end_span - tile.first_span);
     if (tiles.size() < 2 * context_.pool.num_threads() && max_spans > 1) {
@@ -112,11 +119,11 @@ class LayerAttention {
 
  private:
   Partial AllocatePartials(size_t count) {
-    return {context_.arena.AllocateSpan<float>(count * max_rows_ * config_.head_dim).data(),
+    return {context_.arena.AllocateSpan<float>(count * max_rows_ * width_).data(),
             context_.arena.AllocateSpan<kernels::SoftmaxState>(count * max_rows_).data()};
   }
   Partial PartialAt(const Partial& all, size_t index) const {
-    return {all.sums + index * max_rows_ * config_.head_dim, all.states + index * max_rows_};
+    return {all.sums + index * max_rows_ * width_, all.states + index * max_rows_};
   }
 
   // A worker takes a tile through all of its spans.
@@ -170,7 +177,7 @@ class LayerAttention {
       };
       for (size_t h = 0; h < group_; ++h) {
         q_rows[i * group_ + h] =
-            q_.Row(tile.first_row + i) + (tile.kv_head * group_ + h) * config_.head_dim;
+            q_.Row(tile.first_row + i) + (tile.head * group_ + h) * shape_.key_dim;
         first[i * group_ + h] = clip(FirstKey(position, window_));
         last[i * group_ + h] = clip(position + 1);
       }
@@ -183,8 +190,8 @@ class LayerAttention {
       if (block < table.first_block || block - table.first_block >= table.blocks.size())
         continue;  // not visible
       const uint32_t id = table.blocks[block - table.first_block];
-      k[b] = HeadBlock(layer_, config_, cache_.dtype, id, 0, tile.kv_head);
-      v[b] = HeadBlock(layer_, config_, cache_.dtype, id, 1, tile.kv_head);
+      k[b] = KeyBlock(layer_, shape_, cache_.dtype, id, heads_.first + tile.head);
+      v[b] = ValueBlock(layer_, shape_, cache_.dtype, id, heads_.first + tile.head);
     }
     kernels::AttentionSpanArgs args;
     args.q = q_rows;
@@ -194,8 +201,10 @@ class LayerAttention {
     args.k = k;
     args.v = v;
     args.kv_dtype = cache_.dtype;
-    args.head_dim = config_.head_dim;
-    args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
+    args.key_dim = shape_.key_dim;
+    args.value_dim = width_;
+    args.value_stride = shape_.value_dim == 0 ? shape_.key_dim : shape_.value_dim;
+    args.scale = scale_;
     args.scores = scores_ + worker * max_rows_ * kAttentionSpan;
     args.sums = result.sums;
     args.states = result.states;
@@ -204,33 +213,38 @@ class LayerAttention {
 
   void Clear(const Tile& tile, const Partial& total) const {
     const size_t num_rows = tile.num_queries * group_;
-    std::fill_n(total.sums, num_rows * config_.head_dim, 0.0f);
+    std::fill_n(total.sums, num_rows * width_, 0.0f);
     std::fill_n(total.states, num_rows,
                 kernels::SoftmaxState{-std::numeric_limits<float>::infinity(), 0.0f});
   }
 
   void Merge(const Tile& tile, const Partial& span, const Partial& total) const {
     for (size_t r = 0; r < tile.num_queries * group_; ++r) {
-      kernels::MergeSpan(span.states[r], span.sums + r * config_.head_dim, config_.head_dim,
-                         total.states[r], total.sums + r * config_.head_dim);
+      kernels::MergeSpan(span.states[r], span.sums + r * width_, width_, total.states[r],
+                         total.sums + r * width_);
     }
   }
 
   void Finish(const Tile& tile, const Partial& total) const {
     for (size_t r = 0; r < tile.num_queries * group_; ++r) {
-      float* out = out_.Row(tile.first_row + r / group_) +
-                   (tile.kv_head * group_ + r % group_) * config_.head_dim;
-      kernels::FinishAttention(total.states[r], total.sums + r * config_.head_dim, config_.head_dim,
-                               out);
+      const size_t head = tile.head * group_ + r % group_;
+      float* sums = total.sums + r * width_;
+      if (heads_.sinks != nullptr)
+        kernels::MergeSink(heads_.sinks[head], width_, total.states[r], sums);
+      kernels::FinishAttention(total.states[r], sums, width_,
+                               out_.Row(tile.first_row + r / group_) + head * width_);
     }
   }
 
   ExecContext& context_;
-  const ModelConfig& config_;
   const KvView& cache_;
   const KvLayerView& layer_;
   size_t window_;
+  const QueryHeads& heads_;
   size_t group_;
+  KvShape shape_;
+  size_t width_;  // of a value
+  float scale_;
   size_t max_rows_;
   ConstRows q_;
   Rows out_;
@@ -269,7 +283,11 @@ void StoreKeysAndValues(ExecContext& context, const ModelConfig& config,
                         std::span<const SequenceChunk> chunks, const KvView& cache, size_t layer,
                         ConstRows k, ConstRows v) {
   const KvLayerView& view = cache.layers[layer];
-  const size_t row_bytes = config.head_dim * DTypeBytes(cache.dtype);
+  const KvShape shape = config.kv_shape();
+  // Row `place` of a block of rows of `dim` values.
+  const auto store = [&](const float* from, size_t dim, std::byte* block, size_t place) {
+    kernels::ConvertFromF32(from, dim, cache.dtype, block + place * dim * DTypeBytes(cache.dtype));
+  };
   size_t chunk_row = 0;
   for (const SequenceChunk& chunk : chunks) {
     const BlockTable& table = chunk.tables[view.group];
@@ -279,15 +297,14 @@ void StoreKeysAndValues(ExecContext& context, const ModelConfig& config,
           const size_t end = std::min(chunk.tokens.size(), (task + 1) * kTokensPerTask);
           for (size_t t = task * kTokensPerTask; t < end; ++t) {
             const size_t position = chunk.position + t;
+            const size_t place = position % kKvBlockSize;
             const uint32_t block = table.blocks[position / kKvBlockSize - table.first_block];
-            for (size_t h = 0; h < config.num_kv_heads; ++h) {
-              const size_t offset = position % kKvBlockSize * row_bytes;
-              kernels::ConvertFromF32(k.Row(chunk_row + t) + h * config.head_dim, config.head_dim,
-                                      cache.dtype,
-                                      HeadBlock(view, config, cache.dtype, block, 0, h) + offset);
-              kernels::ConvertFromF32(v.Row(chunk_row + t) + h * config.head_dim, config.head_dim,
-                                      cache.dtype,
-                                      HeadBlock(view, config, cache.dtype, block, 1, h) + offset);
+            for (size_t h = 0; h < shape.heads; ++h) {
+              store(k.Row(chunk_row + t) + h * shape.key_dim, shape.key_dim,
+                    KeyBlock(view, shape, cache.dtype, block, h), place);
+              if (shape.value_dim == 0) continue;
+              store(v.Row(chunk_row + t) + h * shape.value_dim, shape.value_dim,
+                    ValueBlock(view, shape, cache.dtype, block, h), place);
             }
           }
         });
@@ -296,9 +313,9 @@ void StoreKeysAndValues(ExecContext& context, const ModelConfig& config,
 }
 
 void Attend(ExecContext& context, const ModelConfig& config, std::span<const SequenceChunk> chunks,
-            const KvView& cache, size_t layer, HeadRange heads, ConstRows q, Rows out) {
+            const KvView& cache, size_t layer, const QueryHeads& heads, ConstRows q, Rows out) {
   const ArenaScope scope(context.arena);
-  LayerAttention(context, config, cache, layer, q, out).Run(chunks, heads);
+  LayerAttention(context, config, cache, layer, heads, q, out).Run(chunks);
 }
 
 }  // namespace switchyard

@@ -19,22 +19,24 @@ RopeTable MakeRopeTable(ExecContext& context, const RopeConfig& config,
                         std::span<const SequenceChunk> chunks, size_t num_tokens);
 
 // Writes keys and values of the pass into the layer's cache, rounded to its type.
-// Shapes: k, v [T, kv_heads * D].
+// Shapes: k [T, heads * key_dim], v [T, heads * value_dim] of config.kv_shape().
 void StoreKeysAndValues(ExecContext& context, const ModelConfig& config,
                         std::span<const SequenceChunk> chunks, const KvView& cache, size_t layer,
                         ConstRows k, ConstRows v);
 
-// Key heads [first, first + count).
-struct HeadRange {
+// Queries of key heads [first, first + count), `group` for each of them.
+struct QueryHeads {
   size_t first = 0;
   size_t count = 0;
+  size_t group = 1;  // 1 to 512
+  const float* sinks =
+      nullptr;  // [count * group] a score of each query head without a key, or null
 };
 
-// out = softmax(q k^T / sqrt(D)) v with the causal mask and the layer's window, for the queries of
-// some key heads; other columns of `out` stay as they are.
-// Shapes: q, out [T, heads * D]; every head group of num_heads / num_kv_heads queries shares a key
-//   head.
+// out = softmax(scale * q k^T) v with the causal mask and the layer's window.
+// Shapes: q [T, count * group * key_dim], out [T, count * group * D] of config.kv_shape(), D the
+//   width of values: the columns of these heads alone.
 void Attend(ExecContext& context, const ModelConfig& config, std::span<const SequenceChunk> chunks,
-            const KvView& cache, size_t layer, HeadRange heads, ConstRows q, Rows out);
+            const KvView& cache, size_t layer, const QueryHeads& heads, ConstRows q, Rows out);
 
 }  // namespace switchyard

@@ -17,6 +17,7 @@
 #include "model/architectures/architecture.h"
 #include "model/attention.h"
 #include "model/expert_placer.h"
+#include "model/latent_attention.h"
 #include "model/tensor_parallel.h"
 #include "model/weights.h"
 #include "quant/linear.h"
@@ -65,12 +66,33 @@ bool IsElastic(const ModelOptions& options) {
 
 // Columns of the products outside the experts that are computed together.
 size_t WidestProducts(const ModelConfig& config) {
-  const size_t qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
-  return std::max({qkv, config.hidden_size, 2 * config.dense_intermediate_size, config.vocab_size});
+  size_t widest = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
+  if (config.latent) {
+    const size_t heads = config.num_heads * std::max(config.head_dim, config.latent->value_dim);
+    widest = heads + config.latent->q_rank + config.kv_shape().key_dim;
+  }
+  return std::max({widest, config.hidden_size, 2 * config.dense_intermediate_size,
+                   2 * config.shared_intermediate_size, config.vocab_size});
 }
 
 size_t MatrixBytes(const WeightMatrix& matrix) {
   return matrix.rows * matrix.cols * DTypeBytes(matrix.dtype);
+}
+
+// All matrices that a token's attention multiplies with.
+std::vector<const WeightMatrix*> MatricesOf(const AttentionWeights& attention) {
+  std::vector<const WeightMatrix*> matrices;
+  for (const WeightMatrix* matrix :
+       {&attention.q_a, &attention.q, &attention.k, &attention.v, &attention.kv_a, &attention.o}) {
+    if (matrix->rows != 0) matrices.push_back(matrix);
+  }
+  for (const WeightMatrix& matrix : attention.key_up) matrices.push_back(&matrix);
+  for (const WeightMatrix& matrix : attention.value_up) matrices.push_back(&matrix);
+  return matrices;
+}
+
+size_t DenseBytes(const DenseMlpWeights& dense) {
+  return MatrixBytes(dense.gate) + MatrixBytes(dense.up) + MatrixBytes(dense.down);
 }
 
 // Looks for NaN and infinity in every tensor, in parallel; what it finds is described in the order
@@ -153,6 +175,8 @@ struct Model::Impl {
   Rows Embed(ExecContext& context, std::span<const SequenceChunk> chunks) const;
   void RunAttention(ExecContext& context, std::span<const SequenceChunk> chunks,
                     const KvView& cache, size_t index, const RopeTable& rope, Rows x);
+  Rows AttendHeads(ExecContext& context, std::span<const SequenceChunk> chunks, const KvView& cache,
+                   size_t index, const RopeTable& rope, ConstRows x);
   void RotateAndNormalize(ExecContext& context, const AttentionWeights& attention,
                           const RopeTable& rope, Rows q, Rows k, Rows v) const;
   Rows RunDense(ExecContext& context, size_t index, ConstRows x);
@@ -309,9 +333,21 @@ void Model::Impl::Build() {
     layer.topk.num_experts = config.num_experts;
     layer.topk.top_k = config.top_k;
     layer.topk.scoring_func = config.scoring_func;
+    layer.topk.policy = config.routing;
     layer.topk.renormalize = config.renormalize;
+    layer.topk.correction_bias = weights.layers[i].router_correction_bias;
+    layer.topk.use_grouped_topk = config.num_expert_groups > 1;
+    if (layer.topk.use_grouped_topk) {
+      layer.topk.num_expert_group = config.num_expert_groups;
+      layer.topk.topk_group = config.top_k_groups;
+    }
+    // In the weights, where every backend finds it.
+    layer.topk.routed_scaling_factor = config.routed_scaling_factor;
+    layer.topk.apply_routed_scaling_factor_on_output = config.routed_scaling_factor != 1.0;
     layer.runner.layer_id = i;
     layer.runner.activation = config.activation;
+    layer.runner.gemm1_alpha = config.activation_alpha;
+    layer.runner.gemm1_clamp_limit = config.activation_limit;
     layer.num_physical_experts = placer->location().sizes().num_physical;
     moe_layers[i] = std::make_unique<moe::MoeLayer>(moe::BuiltinRegistry(), layer, options.moe,
                                                     std::move(weights.layers[i].experts));
@@ -381,6 +417,36 @@ void Model::Impl::RotateAndNormalize(ExecContext& context, const AttentionWeight
   });
 }
 
+// What the heads see, before the projection o. Shapes: x normalised; returns [T, heads * D].
+Rows Model::Impl::AttendHeads(ExecContext& context, std::span<const SequenceChunk> chunks,
+                              const KvView& cache, size_t index, const RopeTable& rope,
+                              ConstRows x) {
+  const AttentionWeights& attention = weights.layers[index].attention;
+  const Rows q = context.arena.AllocateRows(x.rows, attention.q.rows);
+  const Rows k = context.arena.AllocateRows(x.rows, attention.k.rows);
+  const Rows v = context.arena.AllocateRows(x.rows, attention.v.rows);
+  const quant::LinearJob jobs[] = {{attention.q, DataOrNull(attention.q_bias), q},
+                                   {attention.k, DataOrNull(attention.k_bias), k},
+                                   {attention.v, DataOrNull(attention.v_bias), v}};
+  tensor_parallel->RunLinears(context, quant::PrepareActivations(context, x, ActFor(attention)),
+                              jobs, index);
+  RotateAndNormalize(context, attention, rope, q, k, v);
+  StoreKeysAndValues(context, config, chunks, cache, index, k, v);
+  const Rows attended = context.arena.AllocateRows(x.rows, attention.q.rows);
+  const TensorParallel::Slice mine = tensor_parallel->MySlice(config.num_kv_heads);
+  QueryHeads heads{mine.first, mine.count, config.num_heads / config.num_kv_heads};
+  if (!attention.sinks.empty()) heads.sinks = attention.sinks.data() + heads.first * heads.group;
+  // The columns of the own heads.
+  const size_t width = heads.group * config.head_dim;
+  const auto own = [&](const Rows& rows) {
+    return Rows(rows.data + heads.first * width, rows.rows, heads.count * width, rows.stride);
+  };
+  Attend(context, config, chunks, cache, index, heads, own(q), own(attended));
+  const TensorParallel::Matrix by_head{attended, width};
+  tensor_parallel->Gather(context, {&by_head, 1}, index);
+  return attended;
+}
+
 // x += attention(norm(x))
 void Model::Impl::RunAttention(ExecContext& context, std::span<const SequenceChunk> chunks,
                                const KvView& cache, size_t index, const RopeTable& rope, Rows x) {
@@ -388,21 +454,15 @@ void Model::Impl::RunAttention(ExecContext& context, std::span<const SequenceChu
   const LayerWeights& layer = weights.layers[index];
   const AttentionWeights& attention = layer.attention;
   const Rows normed = Normalize(context, x, layer.input_norm, config.norm_eps);
-  const Rows q = context.arena.AllocateRows(x.rows, attention.q.rows);
-  const Rows k = context.arena.AllocateRows(x.rows, attention.k.rows);
-  const Rows v = context.arena.AllocateRows(x.rows, attention.v.rows);
-  const quant::LinearJob jobs[] = {{attention.q, DataOrNull(attention.q_bias), q},
-                                   {attention.k, DataOrNull(attention.k_bias), k},
-                                   {attention.v, DataOrNull(attention.v_bias), v}};
-  tensor_parallel->RunLinears(
-      context, quant::PrepareActivations(context, normed, ActFor(attention)), jobs, index);
-  RotateAndNormalize(context, attention, rope, q, k, v);
-  StoreKeysAndValues(context, config, chunks, cache, index, k, v);
-  const Rows attended = context.arena.AllocateRows(x.rows, attention.q.rows);
-  const TensorParallel::Slice heads = tensor_parallel->MySlice(config.num_kv_heads);
-  Attend(context, config, chunks, cache, index, {heads.first, heads.count}, q, attended);
-  const TensorParallel::Matrix by_head{attended, attended.cols / config.num_kv_heads};
-  tensor_parallel->Gather(context, {&by_head, 1}, index);
+  const std::function<DType(const WeightMatrix&)> act_for = [&](const WeightMatrix& matrix) {
+    return ActFor(matrix);
+  };
+  const Rows attended =
+      config.latent
+          ? AttendLatent(context,
+                         {config, attention, *tensor_parallel, act_for, chunks, cache, index, rope},
+                         normed)
+          : AttendHeads(context, chunks, cache, index, rope, normed);
   const Rows projected = context.arena.AllocateRows(x.rows, config.hidden_size);
   tensor_parallel->Linear(context, attended, ActFor(attention.o),
                           {attention.o, DataOrNull(attention.o_bias), projected}, index);
@@ -430,12 +490,15 @@ Rows Model::Impl::RunMoe(ExecContext& context, size_t index, ConstRows x,
   // The router stays in f32 whatever the other activations do: which experts are chosen must not
   // depend on it.
   const Rows logits = context.arena.AllocateRows(x.rows, config.num_experts);
-  quant::Linear(context, x, DType::kF32, {weights.layers[index].router, nullptr, logits});
+  const LayerWeights& layer = weights.layers[index];
+  quant::Linear(context, x, DType::kF32, {layer.router, DataOrNull(layer.router_bias), logits});
   moe::RoutingRecord record;
   moe::TopKInputs inputs;
   moe::ExpertPlacement placement;
   placer->Fill(moe_index[index], placement, inputs);
   const Rows out = moe_layers[index]->Forward(context, x, logits, &record, inputs);
+  if (config.shared_intermediate_size != 0 && x.rows != 0)
+    AddRows(context, RunDense(context, index, x), out);
   if (observer == nullptr) return out;
   if (placer->has_copies()) {
     // Who looks on wants to know which experts, not which of their copies.
@@ -566,15 +629,9 @@ size_t Model::active_bytes_per_token() const {
   size_t bytes = MatrixBytes(impl_->weights.head);
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const LayerWeights& layer = impl_->weights.layers[i];
-    for (const WeightMatrix* m :
-         {&layer.attention.q, &layer.attention.k, &layer.attention.v, &layer.attention.o}) {
-      bytes += MatrixBytes(*m);
-    }
-    if (!config.layers[i].is_moe) {
-      bytes += MatrixBytes(layer.dense.gate) + MatrixBytes(layer.dense.up) +
-               MatrixBytes(layer.dense.down);
-      continue;
-    }
+    for (const WeightMatrix* matrix : MatricesOf(layer.attention)) bytes += MatrixBytes(*matrix);
+    bytes += DenseBytes(layer.dense);
+    if (!config.layers[i].is_moe) continue;
     const moe::ExpertWeights& experts = impl_->moe_layers[i]->weights();
     const auto matrix =
         static_cast<double>(experts.hidden_size * experts.intermediate_size * config.top_k);
@@ -587,12 +644,14 @@ size_t Model::active_bytes_per_token() const {
 size_t Model::active_params() const {
   const ModelConfig& config = impl_->config;
   size_t params = 0;
-  for (const LayerConfig& layer : config.layers) {
-    params += 2 * config.hidden_size * config.head_dim * (config.num_heads + config.num_kv_heads);
-    params += layer.is_moe
-                  ? config.num_experts * config.hidden_size +
-                        config.top_k * 3 * config.hidden_size * config.moe_intermediate_size
-                  : 3 * config.hidden_size * config.dense_intermediate_size;
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    const LayerWeights& layer = impl_->weights.layers[i];
+    for (const WeightMatrix* matrix : MatricesOf(layer.attention))
+      params += matrix->rows * matrix->cols;
+    params += 3 * layer.dense.gate.rows * config.hidden_size;
+    if (!config.layers[i].is_moe) continue;
+    params += config.num_experts * config.hidden_size +
+              config.top_k * 3 * config.hidden_size * config.moe_intermediate_size;
   }
   return params;
 }

@@ -36,6 +36,7 @@ void ParseYarn(ConfigReader& scaling, RopeConfig& rope) {
           ? YarnMscale(rope.factor, mscale) / YarnMscale(rope.factor, mscale_all_dim)
           : YarnMscale(rope.factor, 1.0);
   rope.attention_factor = scaling.Number("attention_factor", 0.0, kMaxFactor, inferred);
+  rope.mscale_all_dim = mscale_all_dim;
 }
 
 void ParseLlama3(ConfigReader& scaling, RopeConfig& rope) {
@@ -191,6 +192,12 @@ RopeConfig ParseRope(ConfigReader& config, size_t rotary_dim, size_t max_positio
 
 bool FrequenciesDependOnSequence(const RopeConfig& config) {
   return config.kind == RopeConfig::Kind::kDynamic || config.kind == RopeConfig::Kind::kLongrope;
+}
+
+double YarnScoreScale(const RopeConfig& config) {
+  if (config.kind != RopeConfig::Kind::kYarn || config.mscale_all_dim == 0) return 1.0;
+  const double mscale = YarnMscale(config.factor, config.mscale_all_dim);
+  return mscale * mscale;
 }
 
 std::vector<float> InverseFrequencies(const RopeConfig& config, size_t sequence_limit) {

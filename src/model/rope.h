@@ -23,6 +23,9 @@ RopeConfig ParseRope(ConfigReader& config, size_t rotary_dim, size_t max_positio
 //   al., "LongRoPE", 2024.
 std::vector<float> InverseFrequencies(const RopeConfig& config, size_t sequence_limit);
 
+// What DeepSeek multiplies the scores with: yarn stretches contexts, and the softmax would blur.
+double YarnScoreScale(const RopeConfig& config);
+
 // Whether the frequencies depend on the sequence at all.
 bool FrequenciesDependOnSequence(const RopeConfig& config);
 

@@ -25,6 +25,8 @@ class TensorSource {
   // data may be missing until Finish has passed.
   virtual void Use(std::string_view /*name*/, const TensorView& /*part*/) {}
   virtual void Ignore(std::string_view name, std::string_view reason) = 0;
+  // All whose names begin so.
+  virtual void IgnoreAll(std::string_view /*prefix*/, std::string_view /*reason*/) {}
   // Errors: kCorruptData naming every tensor that is missing, left over, or of the wrong shape or
   //   type.
   virtual void Finish() = 0;
@@ -41,6 +43,11 @@ class CheckpointSource : public TensorSource {
   void Skip(std::string_view name, const Shape& shape) override { checkpoint_.Take(name, shape); }
   void Ignore(std::string_view name, std::string_view reason) override {
     checkpoint_.Ignore(name, reason);
+  }
+  void IgnoreAll(std::string_view prefix, std::string_view reason) override {
+    for (std::string_view name : checkpoint_.Names()) {
+      if (name.starts_with(prefix)) checkpoint_.Ignore(name, reason);
+    }
   }
   void Finish() override { checkpoint_.Finish(); }
 

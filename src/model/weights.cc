@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cstring>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -37,12 +39,16 @@ class Binder {
     BindHead(weights);
     Vector("model.norm.weight", config_.hidden_size, weights.final_norm);
     for (size_t i = 0; i < config_.layers.size(); ++i) BindLayer(i, weights.layers[i]);
+    for (size_t i = 0; i < config_.num_draft_layers; ++i)
+      source_.IgnoreAll(fmt::format("model.layers.{}.", config_.layers.size() + i),
+                        "multi-token prediction is not used");
     source_.Finish();
     RequireSameTypes();
     for (const auto& [view, values] : vectors_) {
       values->resize(view.NumElements());
       kernels::ConvertToF32(view.data, view.dtype, values->size(), values->data());
     }
+    for (const auto& copy : copies_) copy(weights.owned);
     return weights;
   }
 
@@ -87,13 +93,87 @@ class Binder {
       BindMoe(prefix, layer);
     } else {
       const size_t inner = config_.dense_intermediate_size;
-      layer.dense.gate = Matrix(prefix + "mlp.gate_proj.weight", inner, config_.hidden_size);
-      layer.dense.up = Matrix(prefix + "mlp.up_proj.weight", inner, config_.hidden_size);
-      layer.dense.down = Matrix(prefix + "mlp.down_proj.weight", config_.hidden_size, inner);
+      BindDense(prefix + "mlp.", inner, layer.dense);
+    }
+  }
+
+  void BindDense(const std::string& prefix, size_t inner, DenseMlpWeights& dense) {
+    dense.gate = Matrix(prefix + "gate_proj.weight", inner, config_.hidden_size);
+    dense.up = Matrix(prefix + "up_proj.weight", inner, config_.hidden_size);
+    dense.down = Matrix(prefix + "down_proj.weight", config_.hidden_size, inner);
+  }
+
+  void BindLatentAttention(const std::string& prefix, AttentionWeights& attention) {
+    const LatentAttention& latent = *config_.latent;
+    const size_t q_size = config_.num_heads * config_.head_dim;
+    const size_t kv_size = latent.kv_rank + config_.rope.rotary_dim;
+    if (latent.q_rank == 0) {
+      attention.q = Matrix(prefix + "q_proj.weight", q_size, config_.hidden_size);
+    } else {
+      attention.q_a = Matrix(prefix + "q_a_proj.weight", latent.q_rank, config_.hidden_size);
+      Vector(prefix + "q_a_layernorm.weight", latent.q_rank, attention.q_a_norm);
+      attention.q = Matrix(prefix + "q_b_proj.weight", q_size, latent.q_rank);
+    }
+    attention.kv_a = Matrix(prefix + "kv_a_proj_with_mqa.weight", kv_size, config_.hidden_size);
+    Vector(prefix + "kv_a_layernorm.weight", latent.kv_rank, attention.kv_a_norm);
+    const size_t head_rows = latent.nope_dim + latent.value_dim;
+    const WeightMatrix kv_b =
+        Matrix(prefix + "kv_b_proj.weight", config_.num_heads * head_rows, latent.kv_rank);
+    SplitKeysAndValues(kv_b, attention);
+    attention.o =
+        Matrix(prefix + "o_proj.weight", config_.hidden_size, config_.num_heads * latent.value_dim);
+    if (!config_.attention_bias) return;
+    if (latent.q_rank != 0) Vector(prefix + "q_a_proj.bias", latent.q_rank, attention.q_a_bias);
+    Vector(prefix + "kv_a_proj_with_mqa.bias", kv_size, attention.kv_a_bias);
+    Vector(prefix + "o_proj.bias", config_.hidden_size, attention.o_bias);
+  }
+
+  // kv_b holds [Wk ; Wv] of each head. Wv is used where it lies, Wk is used transposed: copied.
+  void SplitKeysAndValues(const WeightMatrix& kv_b, AttentionWeights& attention) {
+    const LatentAttention latent = *config_.latent;
+    const size_t head_rows = latent.nope_dim + latent.value_dim;
+    for (size_t h = 0; h < config_.num_heads; ++h) {
+      WeightMatrix value = kv_b;
+      value.rows = latent.value_dim;
+      if (kv_b.data != nullptr) value.data = kv_b.RowAt(h * head_rows + latent.nope_dim);
+      attention.value_up.push_back(value);
+      attention.key_up.push_back(
+          {nullptr, kv_b.dtype, latent.kv_rank, latent.nope_dim, latent.nope_dim});
+    }
+    copies_.push_back([kv_b, head_rows, latent, &attention](auto& owned) {
+      if (kv_b.data == nullptr) return;  // sizes alone are counted
+      std::byte* copy = NewBytes(
+          BytesOf(kv_b.dtype, attention.key_up.size() * latent.kv_rank * latent.nope_dim), owned);
+      for (size_t h = 0; h < attention.key_up.size(); ++h) {
+        Transpose(kv_b.RowAt(h * head_rows), kv_b.stride, latent.nope_dim, latent.kv_rank, 1,
+                  DTypeBytes(kv_b.dtype), copy);
+        attention.key_up[h].data = copy;
+        copy += BytesOf(kv_b.dtype, latent.kv_rank * latent.nope_dim);
+      }
+    });
+  }
+
+  // Memory that the weights keep.
+  static std::byte* NewBytes(size_t bytes, std::vector<std::shared_ptr<const void>>& owned) {
+    auto memory = std::make_shared<std::vector<std::byte>>(bytes);
+    std::byte* data = memory->data();
+    owned.push_back(std::move(memory));
+    return data;
+  }
+
+  // to[c, r] = from[r, c * step]. Shapes: from [rows, …] with rows `stride` elements apart, to
+  // [cols, rows].
+  static void Transpose(const std::byte* from, size_t stride, size_t rows, size_t cols, size_t step,
+                        size_t element, std::byte* to) {
+    for (size_t c = 0; c < cols; ++c) {
+      for (size_t r = 0; r < rows; ++r)
+        std::memcpy(to + (c * rows + r) * element, from + (r * stride + c * step) * element,
+                    element);
     }
   }
 
   void BindAttention(const std::string& prefix, AttentionWeights& attention) {
+    if (config_.latent) return BindLatentAttention(prefix, attention);
     const size_t q_size = config_.num_heads * config_.head_dim;
     const size_t kv_size = config_.num_kv_heads * config_.head_dim;
     attention.q = Matrix(prefix + "q_proj.weight", q_size, config_.hidden_size);
@@ -106,6 +186,7 @@ class Binder {
       Vector(prefix + "v_proj.bias", kv_size, attention.v_bias);
       Vector(prefix + "o_proj.bias", config_.hidden_size, attention.o_bias);
     }
+    if (config_.attention_sinks) Vector(prefix + "sinks", config_.num_heads, attention.sinks);
     if (config_.qk_norm == QkNorm::kNone) return;
     const bool per_head = config_.qk_norm == QkNorm::kPerHead;
     Vector(prefix + "q_norm.weight", per_head ? config_.head_dim : q_size, attention.q_norm);
@@ -118,7 +199,14 @@ class Binder {
       const std::string candidate = fmt::format("{}{}.", layer_prefix, name);
       if (source_.Has(candidate + "gate.weight")) block = candidate;
     }
-    layer.router = Matrix(block + "gate.weight", config_.num_experts, config_.hidden_size);
+    const std::string router = block + (config_.experts_are_transposed ? "router" : "gate");
+    layer.router = Matrix(router + ".weight", config_.num_experts, config_.hidden_size);
+    if (config_.router_bias) Vector(router + ".bias", config_.num_experts, layer.router_bias);
+    if (config_.router_correction_bias)
+      Vector(router + ".e_score_correction_bias", config_.num_experts,
+             layer.router_correction_bias);
+    if (config_.shared_intermediate_size != 0)
+      BindDense(block + "shared_experts.", config_.shared_intermediate_size, layer.dense);
     is_mine_.assign(config_.num_experts, share_.experts.empty());
     if (!share_.experts.empty()) {
       for (int32_t expert : share_.experts[num_moe_])
@@ -127,14 +215,83 @@ class Binder {
     moe::ExpertWeights& experts = layer.experts;
     experts.hidden_size = config_.hidden_size;
     experts.intermediate_size = config_.moe_intermediate_size;
+    if (config_.experts_are_transposed) {
+      return BindTransposedExperts(block + "experts.", layer);
+    }
     if (source_.Has(block + "experts.gate_up_proj")) {
       BindStackedExperts(block + "experts.", experts);
     } else {
       BindSeparateExperts(block + "experts.", experts);
     }
-    if (!share_.experts.empty()) experts = moe::PickExperts(experts, share_.experts[num_moe_]);
-    ++num_moe_;
+    TakeShare(experts);
+  }
+
+  // From all experts of a layer to those, or the parts of them, that this rank computes.
+  void TakeShare(moe::ExpertWeights& experts) { TakeShare(experts, num_moe_++); }
+  void TakeShare(moe::ExpertWeights& experts, size_t moe_layer) const {
+    if (!share_.experts.empty()) experts = moe::PickExperts(experts, share_.experts[moe_layer]);
     experts = moe::SplitExperts(experts, share_.tp_part, share_.tp_parts);
+  }
+
+  // Banks [E, H, 2I] (gate and up in turn) and [E, I, H], inputs first: no kernel reads that, so
+  // the own experts are copied the other way round. With biases [E, 2I] and [E, H].
+  void BindTransposedExperts(const std::string& prefix, LayerWeights& layer) {
+    const size_t count = config_.num_experts;
+    const size_t hidden = config_.hidden_size;
+    const size_t inner = config_.moe_intermediate_size;
+    const TensorView gate_up = source_.Take(prefix + "gate_up_proj", {count, hidden, 2 * inner});
+    const TensorView down = source_.Take(prefix + "down_proj", {count, inner, hidden});
+    const TensorView gate_up_bias = source_.Take(prefix + "gate_up_proj_bias", {count, 2 * inner});
+    const TensorView down_bias = source_.Take(prefix + "down_proj_bias", {count, hidden});
+    source_.Use(prefix + "gate_up_proj_bias", gate_up_bias);
+    source_.Use(prefix + "down_proj_bias", down_bias);
+    for (size_t e = 0; e < count; ++e) {
+      if (!is_mine_[e]) continue;
+      source_.Use(prefix + "gate_up_proj", Part(gate_up, e));
+      source_.Use(prefix + "down_proj", Part(down, e));
+    }
+    SetShape(layer.experts, gate_up.dtype, down.dtype);
+    copies_.push_back([=, this, mine = is_mine_, moe_layer = num_moe_++, &layer](auto& owned) {
+      if (gate_up.data == nullptr) return;  // sizes alone are counted
+      moe::ExpertWeights& experts = layer.experts;
+      experts.w1.bias_stride = experts.w3.bias_stride = 2;
+      const float* w13_bias = WidenedCopy(gate_up_bias, owned);
+      const float* w2_bias = WidenedCopy(down_bias, owned);
+      for (size_t e = 0; e < count; ++e) {
+        for (moe::ExpertBank* bank : {&experts.w1, &experts.w3, &experts.w2})
+          bank->data.push_back(nullptr);
+        experts.w1.bias.push_back(w13_bias + e * 2 * inner);
+        experts.w3.bias.push_back(w13_bias + e * 2 * inner + 1);
+        experts.w2.bias.push_back(w2_bias + e * hidden);
+        if (!mine[e]) continue;
+        const size_t wide = DTypeBytes(gate_up.dtype), narrow = DTypeBytes(down.dtype);
+        const size_t matrix = inner * hidden;
+        std::byte* copy = NewBytes(matrix * (2 * wide + narrow), owned);
+        const std::byte* both = Part(gate_up, e).data;
+        Transpose(both, 2 * inner, hidden, inner, 2, wide, copy);
+        Transpose(both + wide, 2 * inner, hidden, inner, 2, wide, copy + matrix * wide);
+        Transpose(Part(down, e).data, hidden, inner, hidden, 1, narrow, copy + 2 * matrix * wide);
+        experts.w1.data[e] = copy;
+        experts.w3.data[e] = copy + matrix * wide;
+        experts.w2.data[e] = copy + 2 * matrix * wide;
+      }
+      TakeShare(experts, moe_layer);
+    });
+  }
+
+  // Expert e of a bank [E, …].
+  static TensorView Part(const TensorView& bank, size_t e) {
+    const size_t rows = bank.shape[1], cols = bank.shape[2];
+    const size_t bytes = rows * cols * DTypeBytes(bank.dtype);
+    return {bank.data == nullptr ? nullptr : bank.data + e * bytes, bank.dtype, Shape{rows, cols}};
+  }
+
+  static const float* WidenedCopy(const TensorView& view,
+                                  std::vector<std::shared_ptr<const void>>& owned) {
+    const size_t count = view.NumElements();
+    auto* copy = reinterpret_cast<float*>(NewBytes(count * sizeof(float), owned));
+    kernels::ConvertToF32(view.data, view.dtype, count, copy);
+    return copy;
   }
 
   // Banks [E, 2I, H] (gate rows, then up rows) and [E, H, I], as transformers 5 holds them.
@@ -233,6 +390,8 @@ class Binder {
   std::vector<bool> is_mine_;  // [E] of the present one
   std::vector<std::pair<TensorView, std::vector<float>*>>
       vectors_;  // checked and read when all tensors are known to be there
+  // What has to be stored another way, then; each keeps its memory in the vector that it is given.
+  std::vector<std::function<void(std::vector<std::shared_ptr<const void>>&)>> copies_;
   std::vector<SameType> same_type_;
 };
 

@@ -13,7 +13,13 @@ namespace switchyard {
 
 // Matrices are views of the source's bytes; vectors are small and widened to f32.
 struct AttentionWeights {
-  WeightMatrix q, k, v, o;  // [heads * D, H], [kv_heads * D, H] twice, [H, heads * D]
+  WeightMatrix q, k, v, o;   // [heads * D, H], [kv_heads * D, H] twice, [H, heads * D]
+  std::vector<float> sinks;  // [heads], or empty
+  // Latent attention: q takes the row of q_a, if there is one; no k and v.
+  WeightMatrix q_a, kv_a;                      // [q_rank, H], [kv_rank + rotary_dim, H]
+  std::vector<float> q_a_norm, kv_a_norm;      // [q_rank], [kv_rank]
+  std::vector<float> q_a_bias, kv_a_bias;      // or empty
+  std::vector<WeightMatrix> key_up, value_up;  // of each head, [kv_rank, nope], [value, kv_rank]
   std::vector<float> q_bias, k_bias, v_bias, o_bias;  // empty without attention_bias
   std::vector<float> q_norm, k_norm;  // [D], [heads * D], or empty, as ModelConfig::qk_norm says
 };
@@ -25,8 +31,9 @@ struct DenseMlpWeights {
 struct LayerWeights {
   std::vector<float> input_norm, post_attention_norm;  // [H]
   AttentionWeights attention;
-  DenseMlpWeights dense;  // of layers that are not MoE
+  DenseMlpWeights dense;  // of layers that are not MoE; of MoE layers the shared experts
   WeightMatrix router;    // [E, H], of MoE layers
+  std::vector<float> router_bias, router_correction_bias;  // [E], or empty
   moe::ExpertWeights experts;
 };
 
@@ -35,6 +42,7 @@ struct TransformerWeights {
   WeightMatrix head;       // [V, H]; the embedding itself when tied
   std::vector<float> final_norm;
   std::vector<LayerWeights> layers;
+  std::vector<std::shared_ptr<const void>> owned;  // what is not read where the source has it
 };
 
 // What one rank holds of every MoE layer.

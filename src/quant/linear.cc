@@ -69,33 +69,65 @@ size_t TaskRows(size_t total_rows, size_t num_threads) {
   return std::clamp<size_t>(wanted / 16 * 16, 16, 64);
 }
 
-void RunLinears(ExecContext& context, const ActRows& x, std::span<const LinearJob> jobs) {
+namespace {
+
+// Outputs [n0, n0 + n) of a job.
+void RunPart(const ActRows& x, const LinearJob& job, size_t n0, size_t n) {
+  kernels::MatmulArgs args;
+  args.a_rows = x.rows.data();
+  args.num_rows = x.rows.size();
+  args.w = job.weight.RowAt(n0);
+  args.w_stride = job.weight.stride;
+  args.n = n;
+  args.k = job.weight.cols;
+  args.out = job.out.data + n0;
+  args.out_stride = job.out.stride;
+  MatmulFor(x.dtype, job.weight.dtype)(args);
+  if (job.bias == nullptr) return;
+  for (size_t t = 0; t < x.rows.size(); ++t) {
+    float* out = job.out.Row(t) + n0;
+    for (size_t i = 0; i < n; ++i) out[i] += job.bias[n0 + i];
+  }
+}
+
+// Calls run(job, n0, n) for parts of all jobs, in parallel. job_at(i) is a LinearJob.
+template <typename JobAt, typename Run>
+void ForEachPart(ExecContext& context, size_t num_jobs, const JobAt& job_at, const Run& run) {
   size_t total_rows = 0;
-  for (const LinearJob& job : jobs) total_rows += job.weight.rows;
+  for (size_t i = 0; i < num_jobs; ++i) total_rows += job_at(i).weight.rows;
   const size_t task_rows = TaskRows(total_rows, context.pool.num_threads());
+  const auto tasks_of = [&](size_t i) {
+    return (job_at(i).weight.rows + task_rows - 1) / task_rows;
+  };
   size_t num_tasks = 0;
-  for (const LinearJob& job : jobs) num_tasks += (job.weight.rows + task_rows - 1) / task_rows;
+  for (size_t i = 0; i < num_jobs; ++i) num_tasks += tasks_of(i);
   context.pool.Run(num_tasks, [&](size_t task, size_t) {
-    const LinearJob* job = jobs.data();
-    for (size_t tasks; task >= (tasks = (job->weight.rows + task_rows - 1) / task_rows); ++job)
-      task -= tasks;
+    size_t i = 0;
+    for (size_t tasks; task >= (tasks = tasks_of(i)); ++i) task -= tasks;
     const size_t n0 = task * task_rows;
-    kernels::MatmulArgs args;
-    args.a_rows = x.rows.data();
-    args.num_rows = x.rows.size();
-    args.w = job->weight.RowAt(n0);
-    args.w_stride = job->weight.stride;
-    args.n = std::min(task_rows, job->weight.rows - n0);
-    args.k = job->weight.cols;
-    args.out = job->out.data + n0;
-    args.out_stride = job->out.stride;
-    MatmulFor(x.dtype, job->weight.dtype)(args);
-    if (job->bias == nullptr) return;
-    for (size_t t = 0; t < x.rows.size(); ++t) {
-      float* out = job->out.Row(t) + n0;
-      for (size_t n = 0; n < args.n; ++n) out[n] += job->bias[n0 + n];
-    }
+    run(i, n0, std::min(task_rows, job_at(i).weight.rows - n0));
   });
+}
+
+}  // namespace
+
+void RunLinears(ExecContext& context, const ActRows& x, std::span<const LinearJob> jobs) {
+  ForEachPart(
+      context, jobs.size(), [&](size_t i) -> const LinearJob& { return jobs[i]; },
+      [&](size_t i, size_t n0, size_t n) { RunPart(x, jobs[i], n0, n); });
+}
+
+void RunLinearCalls(ExecContext& context, std::span<const LinearCall> calls) {
+  ForEachPart(
+      context, calls.size(), [&](size_t i) -> const LinearJob& { return calls[i].job; },
+      [&](size_t i, size_t n0, size_t n) { RunPart(calls[i].x, calls[i].job, n0, n); });
+}
+
+ActRows SliceColumns(Arena& arena, const ActRows& x, size_t first, size_t count) {
+  const std::span<const void*> rows = arena.AllocateSpan<const void*>(x.rows.size());
+  for (size_t t = 0; t < rows.size(); ++t)
+    rows[t] = static_cast<const std::byte*>(x.rows[t]) + BytesOf(x.dtype, first);
+  return {x.dtype, rows, count, x.row_scale};
 }
 
 void Linear(ExecContext& context, ConstRows x, DType act, const LinearJob& job) {

@@ -31,6 +31,9 @@ struct ActRows {
 // the arena, no elements.
 ActRows GatherRows(Arena& arena, const ActRows& x, std::span<const uint32_t> indices);
 
+// Elements [first, first + count) of every row; copies pointers into the arena.
+ActRows SliceColumns(Arena& arena, const ActRows& x, size_t first, size_t count);
+
 // Shapes: x [T, K]. With dtype kF32 the result points into x; with kBF16 rows are rounded (nearest
 //   even) into the arena, once per token, however many matrices use them.
 ActRows PrepareActivations(ExecContext& context, ConstRows x, DType dtype);
@@ -50,6 +53,13 @@ struct LinearJob {
 // Runs all jobs over the same activations in one parallel region. Deterministic: the bits of a row
 // depend on nothing but the row and the matrix.
 void RunLinears(ExecContext& context, const ActRows& x, std::span<const LinearJob> jobs);
+
+// Products of different activations, in one parallel region: those of the heads of a layer.
+struct LinearCall {
+  ActRows x;
+  LinearJob job;
+};
+void RunLinearCalls(ExecContext& context, std::span<const LinearCall> calls);
 
 // One matrix; x is rounded to `act` first.
 void Linear(ExecContext& context, ConstRows x, DType act, const LinearJob& job);

@@ -69,7 +69,7 @@ std::vector<float> Attend(const Cache& cache, const std::vector<float>& q,
     args.k = k;
     args.v = v;
     args.kv_dtype = cache.dtype;
-    args.head_dim = dim;
+    args.key_dim = args.value_dim = args.value_stride = dim;
     args.scale = scale;
     args.scores = scores.data();
     args.sums = span_sums.data();
@@ -140,6 +140,69 @@ TEST(Attention, BitsDoNotDependOnWhichQueriesShareACall) {
           << "row " << r;
     }
   });
+}
+
+// Latent attention: values are the beginning of the keys, and stay with them in memory.
+TEST(Attention, ValuesMayBeTheBeginningOfTheKeys) {
+  testing::ForEachTarget([] {
+    auto random = testing::MakeRandom(14);
+    for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (size_t value_dim : {1u, 16u, 20u, 39u, 40u}) {
+        const size_t dim = 40, tokens = 150, rows = 6;
+        Cache cache(dtype, tokens, dim, random);
+        const std::vector<float> q = testing::RandomFloats(random, rows * dim);
+        std::vector<const float*> q_rows;
+        for (size_t r = 0; r < rows; ++r) q_rows.push_back(q.data() + r * dim);
+        const std::vector<uint32_t> first = {0, 0, 3, 7, 149, 5};
+        const std::vector<uint32_t> last = {1, 150, 150, 80, 150, 5};
+        const void* blocks[kBlocksPerSpan];
+        for (size_t b = 0; b < kBlocksPerSpan; ++b) blocks[b] = cache.Block(cache.keys, b);
+        std::vector<float> scores(rows * kAttentionSpan), sums(rows * value_dim);
+        std::vector<SoftmaxState> states(rows);
+        AttentionSpanArgs args;
+        args.q = q_rows.data();
+        args.num_rows = rows;
+        args.first = first.data();
+        args.last = last.data();
+        args.k = args.v = blocks;
+        args.kv_dtype = dtype;
+        args.key_dim = args.value_stride = dim;
+        args.value_dim = value_dim;
+        args.scale = 0.2f;
+        args.scores = scores.data();
+        args.sums = sums.data();
+        args.states = states.data();
+        AttendSpan(args);
+        for (size_t r = 0; r < rows; ++r) {
+          if (first[r] >= last[r]) {
+            ASSERT_EQ(states[r].denominator, 0.0f);
+            continue;
+          }
+          std::vector<float> expected(dim), found(value_dim);
+          AttentionReference(q_rows[r], cache.keys.data(), cache.keys.data(), dtype, dim, first[r],
+                             last[r], dim, 0.2, expected.data());
+          FinishAttention(states[r], sums.data() + r * value_dim, value_dim, found.data());
+          for (size_t d = 0; d < value_dim; ++d)
+            ASSERT_NEAR(found[d], expected[d], 2e-5) << "row " << r << " value " << d;
+        }
+      }
+    }
+  });
+}
+
+// A sink is a key without a value: it takes its share of the softmax, whether it is the largest
+// score or not.
+TEST(Attention, ASinkTakesItsShare) {
+  for (float sink : {-3.0f, 0.5f, 40.0f}) {
+    SoftmaxState state{0.5f, 3.0f};
+    std::vector<float> sums = {1.0f, -6.0f};
+    MergeSink(sink, 2, state, sums.data());
+    std::vector<float> found(2);
+    FinishAttention(state, sums.data(), 2, found.data());
+    const double share = 3.0 / (3.0 + std::exp(double{sink} - 0.5));
+    EXPECT_NEAR(found[0], 1.0 / 3.0 * share, 1e-6) << sink;
+    EXPECT_NEAR(found[1], -6.0 / 3.0 * share, 1e-6) << sink;
+  }
 }
 
 // Bug-log 66: a window of W sees keys i-W+1 .. i and nothing else.

@@ -61,6 +61,13 @@ TEST(Rope, RotatesPairs) {
         ASSERT_NEAR(x[i], before[i] * cos[i] - before[half + i] * sin[i], 1e-6);
         ASSERT_NEAR(x[half + i], before[half + i] * cos[i] + before[i] * sin[i], 1e-6);
       }
+      GuardedBuffer<float> y(before);
+      RotatePairs(y.data(), cos.data(), sin.data(), half);
+      for (size_t i = 0; i < half; ++i) {
+        const float a = before[2 * i], b = before[2 * i + 1];
+        ASSERT_NEAR(y[2 * i], a * cos[i] - b * sin[i], 1e-6);
+        ASSERT_NEAR(y[2 * i + 1], b * cos[i] + a * sin[i], 1e-6);
+      }
     }
   });
 }

@@ -271,7 +271,86 @@ TEST_F(ModelLoading, RandomModelsRunInEveryType) {
     for (float logit : Logits(*model)) ASSERT_TRUE(std::isfinite(logit));
     EXPECT_GT(model->active_bytes_per_token(), 0u);
     EXPECT_FALSE(model->Explain().empty());
+    // Latent attention, a dense layer, shared experts; transposed experts with biases and sinks.
+    ModelConfig deepseek = config;
+    deepseek.head_dim = 24;
+    deepseek.latent = LatentAttention{.q_rank = 12, .kv_rank = 20, .nope_dim = 8, .value_dim = 10};
+    deepseek.dense_intermediate_size = 40;
+    deepseek.shared_intermediate_size = 24;
+    deepseek.layers[0].is_moe = false;
+    for (float logit : Logits(*Model::Random(deepseek, dtype, {}, pool_)))
+      ASSERT_TRUE(std::isfinite(logit));
+    ModelConfig gpt_oss = config;
+    gpt_oss.attention_sinks = gpt_oss.attention_bias = gpt_oss.router_bias = true;
+    gpt_oss.expert_bias = gpt_oss.experts_are_transposed = true;
+    for (float logit : Logits(*Model::Random(gpt_oss, dtype, {}, pool_)))
+      ASSERT_TRUE(std::isfinite(logit));
   }
+}
+
+TEST_F(ModelLoading, DeepseekConfigsThatCannotBeAreRefused) {
+  const auto load = [&](const std::string& golden, const std::string& field,
+                        const nlohmann::ordered_json& value) {
+    ModelFolder folder(Golden(golden));
+    folder.config[field] = value;
+    return Load(folder);
+  };
+  ExpectError(ErrorCode::kUnsupported, {"topk_method", "noaux_tc", "greedy"},
+              [&] { load("deepseek_v2_lite", "topk_method", "noaux_tc"); });
+  ExpectError(ErrorCode::kUnsupported, {"norm_topk_prob"},
+              [&] { load("deepseek_v2_lite", "norm_topk_prob", true); });
+  ExpectError(ErrorCode::kUnsupported, {"scoring_func", "softmax"},
+              [&] { load("deepseek_v3", "scoring_func", "softmax"); });
+  ExpectError(ErrorCode::kUnsupported, {"n_group", "16 experts"},
+              [&] { load("deepseek_v3", "n_group", 5); });
+  ExpectError(ErrorCode::kUnsupported, {"topk_group"},
+              [&] { load("deepseek_v3", "topk_group", 5); });
+  ExpectError(ErrorCode::kUnsupported, {"num_experts_per_tok", "16 experts"},
+              [&] { load("deepseek_v3", "num_experts_per_tok", 17); });
+  ExpectError(ErrorCode::kUnsupported, {"qk_rope_head_dim", "7"},
+              [&] { load("deepseek_v3", "qk_rope_head_dim", 7); });
+  ExpectError(ErrorCode::kCorruptData, {"kv_lora_rank"},
+              [&] { load("deepseek_v3", "kv_lora_rank", nullptr); });
+  // The tensors are of another shape then.
+  ExpectError(ErrorCode::kCorruptData, {"kv_b_proj.weight", "[152, 32]", "[128, 32]"},
+              [&] { load("deepseek_v3", "v_head_dim", 22); });
+}
+
+// Layers for multi-token prediction lie behind the others; what nobody announces is left over.
+TEST_F(ModelLoading, DraftLayersAreLeftOutIfTheConfigKnowsThem) {
+  const auto with_draft = [](size_t announced) {
+    auto folder = std::make_unique<ModelFolder>(Golden("deepseek_v3"));
+    folder->tensors["model.layers.3.eh_proj.weight"] = {
+        DType::kF32, {64, 128}, std::vector<std::byte>(64 * 128 * 4)};
+    folder->config["num_nextn_predict_layers"] = announced;
+    return folder;
+  };
+  ModelFolder plain(Golden("deepseek_v3"));
+  EXPECT_EQ(Logits(*Load(*with_draft(1))), Logits(*Load(plain)));
+  ExpectError(ErrorCode::kCorruptData, {"model.layers.3.eh_proj.weight"},
+              [&] { Load(*with_draft(0)); });
+}
+
+TEST_F(ModelLoading, GptOssSaysWhatItsLayersSee) {
+  ModelFolder folder(Golden("gpt_oss"));
+  const auto windows = [&] {
+    std::vector<size_t> found;
+    for (const LayerConfig& layer : Load(folder)->config().layers) found.push_back(layer.window);
+    return found;
+  };
+  EXPECT_EQ(windows(), (std::vector<size_t>{8, 0, 8, 0}));
+  folder.config.erase("layer_types");
+  EXPECT_EQ(windows(), (std::vector<size_t>{8, 0, 8, 0})) << "every other layer, from the first";
+  folder.config["layer_types"] = {"full_attention"};
+  ExpectError(ErrorCode::kUnsupported, {"layer_types", "4 layers"}, [&] { Load(folder); });
+  folder.config["layer_types"] = {"full_attention", "linear", "full_attention", "full_attention"};
+  ExpectError(ErrorCode::kUnsupported, {"layer_types", "sliding_attention"}, [&] { Load(folder); });
+  folder.config.erase("layer_types");
+  folder.config["experts_per_token"] = 2;
+  ExpectError(ErrorCode::kUnsupported, {"experts_per_token"}, [&] { Load(folder); });
+  folder.config["experts_per_token"] = 4;
+  folder.tensors.erase("model.layers.1.self_attn.sinks");
+  ExpectError(ErrorCode::kCorruptData, {"model.layers.1.self_attn.sinks"}, [&] { Load(folder); });
 }
 
 }  // namespace

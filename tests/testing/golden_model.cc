@@ -1,9 +1,11 @@
 #include "testing/golden_model.h"
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "model/architectures/architecture.h"
 #include "testing/goldens.h"
 
 namespace switchyard::testing {
@@ -51,7 +53,9 @@ std::vector<GoldenModel> GoldenModels() {
       std::ifstream config(entry.path() / "checkpoint" / "config.json");
       if (!config) continue;
       const std::string type = nlohmann::json::parse(config).value("model_type", "");
-      if (type == "qwen3_moe" || type == "mixtral" || type == "olmoe")
+      const auto known = AllArchitectures();
+      if (std::any_of(known.begin(), known.end(),
+                      [&](const ArchitectureEntry* entry) { return entry->name == type; }))
         folders.push_back(entry.path());
     }
   }

@@ -24,7 +24,8 @@ struct KvGroup {
 std::vector<KvGroup> PlanKvGroups(const ModelConfig& config);
 
 // Memory of one layer. Block b is at data + b * block_bytes, laid out as
-//   [2 (keys, values)][kv_heads][kKvBlockSize tokens][head_dim].
+//   keys [heads][kKvBlockSize tokens][key_dim], then values [heads][kKvBlockSize tokens][value_dim]
+// of the model's KvShape.
 struct KvLayerView {
   std::byte* data = nullptr;
   size_t block_bytes = 0;

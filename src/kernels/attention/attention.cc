@@ -53,7 +53,8 @@ SoftmaxState SoftmaxRow(float* HWY_RESTRICT scores, size_t first, size_t last, s
 // vectors of d, keys in ascending order.
 template <size_t kRows, size_t kVectors, class T>
 HWY_INLINE void WeightedValues(const float* HWY_RESTRICT p, const void* const* v_blocks, size_t j0,
-                               size_t j1, size_t head_dim, size_t d0, float* HWY_RESTRICT sums) {
+                               size_t j1, size_t dim, size_t stride, size_t d0,
+                               float* HWY_RESTRICT sums) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   VF acc[kRows * kVectors];
@@ -61,12 +62,12 @@ HWY_INLINE void WeightedValues(const float* HWY_RESTRICT p, const void* const* v
   for (size_t r = 0; r < kRows; ++r) {
     SY_UNROLL
     for (size_t i = 0; i < kVectors; ++i) {
-      acc[r * kVectors + i] = hn::LoadU(df, sums + r * head_dim + d0 + i * lanes);
+      acc[r * kVectors + i] = hn::LoadU(df, sums + r * dim + d0 + i * lanes);
     }
   }
   for (size_t j = j0; j < j1; ++j) {
     const T* HWY_RESTRICT v =
-        static_cast<const T*>(v_blocks[j / kKvBlockTokens]) + j % kKvBlockTokens * head_dim + d0;
+        static_cast<const T*>(v_blocks[j / kKvBlockTokens]) + j % kKvBlockTokens * stride + d0;
     VF values[kVectors];
     SY_UNROLL
     for (size_t i = 0; i < kVectors; ++i) values[i] = LoadF32(df, v + i * lanes);
@@ -83,33 +84,33 @@ HWY_INLINE void WeightedValues(const float* HWY_RESTRICT p, const void* const* v
   for (size_t r = 0; r < kRows; ++r) {
     SY_UNROLL
     for (size_t i = 0; i < kVectors; ++i) {
-      hn::StoreU(acc[r * kVectors + i], df, sums + r * head_dim + d0 + i * lanes);
+      hn::StoreU(acc[r * kVectors + i], df, sums + r * dim + d0 + i * lanes);
     }
   }
 }
 
 template <size_t kRows, class T>
 HWY_INLINE void WeightedValueRows(const float* p, const void* const* v_blocks, size_t j0, size_t j1,
-                                  size_t head_dim, float* sums) {
+                                  size_t dim, size_t stride, float* sums) {
   if (j0 >= j1) return;
   const DF df;
   const size_t lanes = hn::Lanes(df);
   size_t d = 0;
-  for (; d + 4 * lanes <= head_dim; d += 4 * lanes) {
-    WeightedValues<kRows, 4, T>(p, v_blocks, j0, j1, head_dim, d, sums);
+  for (; d + 4 * lanes <= dim; d += 4 * lanes) {
+    WeightedValues<kRows, 4, T>(p, v_blocks, j0, j1, dim, stride, d, sums);
   }
-  for (; d + lanes <= head_dim; d += lanes) {
-    WeightedValues<kRows, 1, T>(p, v_blocks, j0, j1, head_dim, d, sums);
+  for (; d + lanes <= dim; d += lanes) {
+    WeightedValues<kRows, 1, T>(p, v_blocks, j0, j1, dim, stride, d, sums);
   }
-  for (; d < head_dim; ++d) {  // head sizes that are no multiple of the vector
+  for (; d < dim; ++d) {  // head sizes that are no multiple of the vector
     for (size_t r = 0; r < kRows; ++r) {
-      float sum = sums[r * head_dim + d];
+      float sum = sums[r * dim + d];
       for (size_t j = j0; j < j1; ++j) {
         const T* v =
-            static_cast<const T*>(v_blocks[j / kKvBlockTokens]) + j % kKvBlockTokens * head_dim;
+            static_cast<const T*>(v_blocks[j / kKvBlockTokens]) + j % kKvBlockTokens * stride;
         sum += p[r * kAttentionSpan + j] * hwy::ConvertScalarTo<float>(v[d]);
       }
-      sums[r * head_dim + d] = sum;
+      sums[r * dim + d] = sum;
     }
   }
 }
@@ -126,13 +127,13 @@ HWY_INLINE void WeightedValuesOfFour(const AttentionSpanArgs& args, size_t r0) {
   }
   end = std::max(begin, end);
   const auto one_row = [&](size_t r, size_t j0, size_t j1) HWY_ATTR {
-    WeightedValueRows<1, T>(args.scores + r * kAttentionSpan, args.v, j0, j1, args.head_dim,
-                            args.sums + r * args.head_dim);
+    WeightedValueRows<1, T>(args.scores + r * kAttentionSpan, args.v, j0, j1, args.value_dim,
+                            args.value_stride, args.sums + r * args.value_dim);
   };
   for (size_t r = r0; r < r0 + 4; ++r)
     one_row(r, args.first[r], std::min<size_t>(begin, args.last[r]));
-  WeightedValueRows<4, T>(args.scores + r0 * kAttentionSpan, args.v, begin, end, args.head_dim,
-                          args.sums + r0 * args.head_dim);
+  WeightedValueRows<4, T>(args.scores + r0 * kAttentionSpan, args.v, begin, end, args.value_dim,
+                          args.value_stride, args.sums + r0 * args.value_dim);
   for (size_t r = r0; r < r0 + 4; ++r)
     one_row(r, std::max<size_t>(end, args.first[r]), args.last[r]);
 }
@@ -154,9 +155,9 @@ void AttendSpanT(const AttentionSpanArgs& args, MatmulFn dot_products) {
     product.a_rows = reinterpret_cast<const void* const*>(args.q);
     product.num_rows = args.num_rows;
     product.w = args.k[block];
-    product.w_stride = args.head_dim;
+    product.w_stride = args.key_dim;
     product.n = std::min(kKvBlockTokens, end - block * kKvBlockTokens);
-    product.k = args.head_dim;
+    product.k = args.key_dim;
     product.out = args.scores + block * kKvBlockTokens;
     product.out_stride = kAttentionSpan;
     dot_products(product);
@@ -165,12 +166,12 @@ void AttendSpanT(const AttentionSpanArgs& args, MatmulFn dot_products) {
     args.states[r] = SoftmaxRow(args.scores + r * kAttentionSpan, args.first[r], args.last[r],
                                 padded, args.scale);
   }
-  std::fill_n(args.sums, args.num_rows * args.head_dim, 0.0f);
+  std::fill_n(args.sums, args.num_rows * args.value_dim, 0.0f);
   size_t r = 0;
   for (; r + 4 <= args.num_rows; r += 4) WeightedValuesOfFour<T>(args, r);
   for (; r < args.num_rows; ++r) {
     WeightedValueRows<1, T>(args.scores + r * kAttentionSpan, args.v, args.first[r], args.last[r],
-                            args.head_dim, args.sums + r * args.head_dim);
+                            args.value_dim, args.value_stride, args.sums + r * args.value_dim);
   }
 }
 
@@ -214,21 +215,29 @@ void AttendSpan(const AttentionSpanArgs& args) noexcept {
   }
 }
 
-void MergeSpan(const SoftmaxState& span, const float* span_sums, size_t head_dim,
+void MergeSpan(const SoftmaxState& span, const float* span_sums, size_t value_dim,
                SoftmaxState& state, float* sums) noexcept {
   if (span.denominator == 0.0f) return;
   const float max = std::max(state.max, span.max);
   const float keep = std::exp(state.max - max);
   const float add = std::exp(span.max - max);
-  HWY_DYNAMIC_DISPATCH(ScaleAndAdd)(span_sums, add, head_dim, keep, sums);
+  HWY_DYNAMIC_DISPATCH(ScaleAndAdd)(span_sums, add, value_dim, keep, sums);
   state.denominator = state.denominator * keep + span.denominator * add;
   state.max = max;
 }
 
-void FinishAttention(const SoftmaxState& state, const float* sums, size_t head_dim,
+void MergeSink(float score, size_t value_dim, SoftmaxState& state, float* sums) noexcept {
+  const float max = std::max(state.max, score);
+  const float keep = std::exp(state.max - max);
+  for (size_t i = 0; i < value_dim; ++i) sums[i] *= keep;
+  state.denominator = state.denominator * keep + std::exp(score - max);
+  state.max = max;
+}
+
+void FinishAttention(const SoftmaxState& state, const float* sums, size_t value_dim,
                      float* out) noexcept {
   const float scale = 1.0f / state.denominator;
-  for (size_t i = 0; i < head_dim; ++i) out[i] = sums[i] * scale;
+  for (size_t i = 0; i < value_dim; ++i) out[i] = sums[i] * scale;
 }
 
 }  // namespace switchyard::kernels

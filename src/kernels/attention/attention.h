@@ -8,7 +8,7 @@
 
 namespace switchyard::kernels {
 
-// Keys of one block of the KV cache: rows of head_dim elements, back to back.
+// Keys of one block of the KV cache: rows of key_dim elements, back to back.
 inline constexpr size_t kKvBlockTokens = 64;
 
 // Keys that one call covers. Spans start at multiples of this position in every sequence, so the
@@ -25,10 +25,11 @@ struct SoftmaxState {
   float denominator;
 };
 
-// Shapes: q: num_rows pointers to head_dim f32; k, v: kBlocksPerSpan pointers to blocks of
-//   kKvBlockTokens rows [head_dim] of kv_dtype (kF32, kBF16, kF16), of which only blocks up to the
-//   last visible key are read; scores: scratch [num_rows, kAttentionSpan]; sums [num_rows,
-//   head_dim] and states [num_rows] are written.
+// Shapes: q: num_rows pointers to key_dim f32; k: kBlocksPerSpan pointers to blocks of
+//   kKvBlockTokens rows [key_dim] of kv_dtype (kF32, kBF16, kF16), v: the same of rows of value_dim
+//   elements, value_stride apart (values may be the beginning of the keys), of which only blocks up
+//   to the last visible key are read; scores: scratch [num_rows, kAttentionSpan]; sums [num_rows,
+//   value_dim] and states [num_rows] are written.
 // Row r sees keys first[r] <= j < last[r] of the span (j relative to its start); first >= last
 // means none, and gives max = -infinity, denominator 0 and sums 0.
 struct AttentionSpanArgs {
@@ -39,7 +40,9 @@ struct AttentionSpanArgs {
   const void* const* k = nullptr;
   const void* const* v = nullptr;
   DType kv_dtype = DType::kF32;
-  size_t head_dim = 0;
+  size_t key_dim = 0;
+  size_t value_dim = 0;
+  size_t value_stride = 0;
   float scale = 1.0f;  // of the dot products
   float* scores = nullptr;
   float* sums = nullptr;
@@ -49,11 +52,15 @@ void AttendSpan(const AttentionSpanArgs& args) noexcept;
 
 // Adds a span's result to what earlier spans gave: sums = sums * a + span_sums * b. Start from max
 // = -infinity, denominator 0 and sums 0.
-void MergeSpan(const SoftmaxState& span, const float* span_sums, size_t head_dim,
+void MergeSpan(const SoftmaxState& span, const float* span_sums, size_t value_dim,
                SoftmaxState& state, float* sums) noexcept;
 
+// A key without a value that every query sees with this score (attention sink): it takes its share
+// of the softmax.
+void MergeSink(float score, size_t value_dim, SoftmaxState& state, float* sums) noexcept;
+
 // out = sums / denominator.
-void FinishAttention(const SoftmaxState& state, const float* sums, size_t head_dim,
+void FinishAttention(const SoftmaxState& state, const float* sums, size_t value_dim,
                      float* out) noexcept;
 
 // The scalar reference of a whole query, in f64: keys are rows of k and v, `stride` elements apart;

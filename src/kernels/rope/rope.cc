@@ -34,5 +34,13 @@ HWY_EXPORT(RotateHead);
 void RotateHalves(float* x, const float* cos, const float* sin, size_t half) noexcept {
   HWY_DYNAMIC_DISPATCH(RotateHead)(x, cos, sin, half);
 }
+void RotatePairs(float* x, const float* cos, const float* sin, size_t half) noexcept {
+  for (size_t i = 0; i < half; ++i) {
+    const float a = x[2 * i];
+    const float b = x[2 * i + 1];
+    x[2 * i] = a * cos[i] - b * sin[i];
+    x[2 * i + 1] = b * cos[i] + a * sin[i];
+  }
+}
 }  // namespace switchyard::kernels
 #endif

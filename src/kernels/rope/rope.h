@@ -11,4 +11,7 @@ namespace switchyard::kernels {
 // Source: Su et al., "RoFormer", 2021, in the half-split layout that Hugging Face checkpoints use.
 void RotateHalves(float* x, const float* cos, const float* sin, size_t half) noexcept;
 
+// The same of neighbours: pair (x[2 i], x[2 i + 1]), the layout of the paper.
+void RotatePairs(float* x, const float* cos, const float* sin, size_t half) noexcept;
+
 }  // namespace switchyard::kernels

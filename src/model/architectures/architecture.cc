@@ -58,7 +58,14 @@ ModelConfig ParseModelConfig(ConfigReader config) {
                   fmt::join(known, ", ")));
 }
 
-ModelConfig ParseCommonConfig(ConfigReader& config, double default_theta) {
+KvShape ModelConfig::kv_shape() const {
+  if (latent) return {1, latent->kv_rank + rope.rotary_dim, 0};
+  return {num_kv_heads, head_dim, head_dim};
+}
+
+namespace {
+
+ModelConfig ParseSizes(ConfigReader& config) {
   ModelConfig model;
   model.vocab_size = config.Count("vocab_size", 1, kMaxSize);
   model.hidden_size = config.Count("hidden_size", 1, kMaxSize);
@@ -69,22 +76,48 @@ ModelConfig ParseCommonConfig(ConfigReader& config, double default_theta) {
     config.Refuse("num_key_value_heads",
                   fmt::format("it must divide num_attention_heads ({})", model.num_heads));
   }
-  if (model.num_heads / model.num_kv_heads > 512) {
-    config.Refuse("num_key_value_heads", "at most 512 query heads may share a key-value head");
+  if (model.num_heads / model.num_kv_heads > kMaxHeadGroup) {
+    config.Refuse("num_key_value_heads",
+                  fmt::format("at most {} query heads may share a key-value head", kMaxHeadGroup));
   }
+  return model;
+}
+
+void ParseRest(ConfigReader& config, double default_theta, size_t rotary_dim, ModelConfig& model);
+
+}  // namespace
+
+ModelConfig ParseCommonConfig(ConfigReader& config, double default_theta) {
+  ModelConfig model = ParseSizes(config);
   model.head_dim = config.Count("head_dim", 1, 65536, model.hidden_size / model.num_heads);
   if (model.head_dim == 0 || model.head_dim % 2 != 0) {
     config.Refuse(
         config.Has("head_dim") ? "head_dim" : "num_attention_heads",
         fmt::format("the head size must be even to be rotated, found {}", model.head_dim));
   }
+  ParseRest(config, default_theta, model.head_dim, model);
+  return model;
+}
+
+ModelConfig ParseCommonConfig(ConfigReader& config, double default_theta, size_t head_dim,
+                              size_t rotary_dim) {
+  ModelConfig model = ParseSizes(config);
+  model.head_dim = head_dim;
+  config.Ignore({"head_dim"});  // says one thing or another, never what the parts do not say
+  ParseRest(config, default_theta, rotary_dim, model);
+  return model;
+}
+
+namespace {
+
+void ParseRest(ConfigReader& config, double default_theta, size_t rotary_dim, ModelConfig& model) {
   model.max_positions = config.Count("max_position_embeddings", 1, size_t{1} << 30);
   model.norm_eps = config.Number("rms_norm_eps", 0.0, 1.0);
   model.tie_word_embeddings = config.Flag("tie_word_embeddings", false);
   if (config.Text("hidden_act", "silu") != "silu")
     config.Refuse("hidden_act", "this architecture is computed with silu only");
   model.eos_ids = config.Counts("eos_token_id", 0, kMaxSize, {});
-  model.rope = ParseRope(config, model.head_dim, model.max_positions, default_theta);
+  model.rope = ParseRope(config, rotary_dim, model.max_positions, default_theta);
   if (model.rope.kind == RopeConfig::Kind::kDynamic) {
     // max_position_embeddings is the trained length; the factor says how far it may be stretched.
     model.max_positions = static_cast<size_t>(static_cast<double>(model.max_positions) *
@@ -129,7 +162,8 @@ ModelConfig ParseCommonConfig(ConfigReader& config, double default_theta) {
                  "add_cross_attention",
                  "task_specific_params",
                  "name_or_path"});
-  return model;
 }
+
+}  // namespace
 
 }  // namespace switchyard

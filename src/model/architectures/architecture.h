@@ -29,7 +29,11 @@ ModelConfig ParseModelConfig(ConfigReader config);
 // What all families share: sizes, heads, norms, rope, token ids; and the fields that have no effect
 // on inference.
 ModelConfig ParseCommonConfig(ConfigReader& config, double default_theta);
+// The same of a family whose heads have parts: `rotary_dim` of its `head_dim` values are rotated.
+ModelConfig ParseCommonConfig(ConfigReader& config, double default_theta, size_t head_dim,
+                              size_t rotary_dim);
 
 inline constexpr size_t kMaxSize = size_t{1} << 24;  // of any width, count or index in a config
+inline constexpr size_t kMaxHeadGroup = 512;         // query heads that share a key head
 
 }  // namespace switchyard
