@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <optional>
+#include <utility>
+
 #include "switchyard/core/error.h"
 #include "switchyard/core/settings.h"
 
@@ -31,47 +34,113 @@ constexpr ShapeRow kShapes[] = {
      QkNorm::kPerHead, true},
 };
 
+// Models with parts that a row has no place for.
+struct DeepseekRow {
+  std::string_view name;
+  size_t hidden, layers, dense_layers, heads, q_rank, experts, top_k, inner, shared, dense_inner,
+      vocab;
+};
+constexpr DeepseekRow kDeepseekShapes[] = {
+    {"deepseek-v2-lite", 2048, 27, 1, 16, 0, 64, 6, 1408, 2, 10944, 102400},
+    {"deepseek-v3", 7168, 61, 3, 128, 1536, 256, 8, 2048, 1, 18432, 129280},
+};
+struct GptOssRow {
+  std::string_view name;
+  size_t layers, experts;
+};
+constexpr GptOssRow kGptOssShapes[] = {{"gpt-oss-20b", 24, 32}, {"gpt-oss-120b", 36, 128}};
+
+ModelConfig FromRow(const ShapeRow& row) {
+  ModelConfig config;
+  config.architecture = row.architecture;
+  config.vocab_size = row.vocab;
+  config.hidden_size = row.hidden;
+  config.num_heads = row.heads;
+  config.num_kv_heads = row.kv_heads;
+  config.head_dim = row.head_dim;
+  config.max_positions = row.context;
+  config.norm_eps = row.eps;
+  config.qk_norm = row.qk_norm;
+  config.rope.theta = row.theta;
+  config.rope.rotary_dim = row.head_dim;
+  config.rope.max_positions = row.context;
+  config.moe_intermediate_size = row.inner;
+  config.num_experts = row.experts;
+  config.top_k = row.top_k;
+  config.renormalize = row.renormalize;
+  config.layers.resize(row.layers);
+  return config;
+}
+
+ModelConfig FromRow(const DeepseekRow& row) {
+  const bool is_v3 = row.q_rank != 0;
+  ModelConfig config = FromRow({row.name, is_v3 ? "deepseek_v3" : "deepseek_v2", row.hidden,
+                                row.layers, row.heads, row.heads, 128 + 64, row.experts, row.top_k,
+                                row.inner, row.vocab, 163840, 1e4, 1e-6, QkNorm::kNone, is_v3});
+  config.latent =
+      LatentAttention{.q_rank = row.q_rank, .kv_rank = 512, .nope_dim = 128, .value_dim = 128};
+  config.rope.rotary_dim = 64;
+  config.rope.interleaved = true;
+  config.dense_intermediate_size = row.dense_inner;
+  config.shared_intermediate_size = row.shared * row.inner;
+  for (size_t i = 0; i < row.dense_layers; ++i) config.layers[i].is_moe = false;
+  if (!is_v3) return config;
+  config.scoring_func = moe::ScoringFunc::kSigmoid;
+  config.router_correction_bias = true;
+  config.num_expert_groups = 8;
+  config.top_k_groups = 4;
+  config.routed_scaling_factor = 2.5;
+  return config;
+}
+
+ModelConfig FromRow(const GptOssRow& row) {
+  ModelConfig config = FromRow({row.name, "gpt_oss", 2880, row.layers, 64, 8, 64, row.experts, 4,
+                                2880, 201088, 131072, 150000, 1e-5, QkNorm::kNone, true});
+  config.attention_bias = config.attention_sinks = config.router_bias = config.expert_bias = true;
+  config.experts_are_transposed = true;
+  config.routing = moe::RoutingPolicy::kTopKThenSoftmax;
+  config.activation = "swiglu_oai";
+  config.activation_alpha = 1.702f;
+  config.activation_limit = 7.0f;
+  for (size_t i = 0; i < row.layers; i += 2) config.layers[i].window = 128;
+  return config;
+}
+
+// Calls body(row) for all rows of all tables.
+template <typename Body>
+void ForEachRow(const Body& body) {
+  for (const ShapeRow& row : kShapes) body(row);
+  for (const DeepseekRow& row : kDeepseekShapes) body(row);
+  for (const GptOssRow& row : kGptOssShapes) body(row);
+}
+
 }  // namespace
 
 std::vector<std::string_view> KnownShapes() {
   std::vector<std::string_view> names;
-  for (const ShapeRow& row : kShapes) names.push_back(row.name);
+  ForEachRow([&](const auto& row) { names.push_back(row.name); });
   return names;
 }
 
 ModelConfig KnownShape(std::string_view name, size_t layers) {
-  for (const ShapeRow& row : kShapes) {
-    if (row.name != name) continue;
-    if (layers > row.layers) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{} has {} layers, {} were asked for", name, row.layers, layers));
-    }
-    ModelConfig config;
-    config.architecture = row.architecture;
-    config.vocab_size = row.vocab;
-    config.hidden_size = row.hidden;
-    config.num_heads = row.heads;
-    config.num_kv_heads = row.kv_heads;
-    config.head_dim = row.head_dim;
-    config.max_positions = row.context;
-    config.norm_eps = row.eps;
-    config.qk_norm = row.qk_norm;
-    config.rope.theta = row.theta;
-    config.rope.rotary_dim = row.head_dim;
-    config.rope.max_positions = row.context;
-    config.moe_intermediate_size = row.inner;
-    config.num_experts = row.experts;
-    config.top_k = row.top_k;
-    config.renormalize = row.renormalize;
-    config.layers.resize(layers == 0 ? row.layers : layers);
-    return config;
+  std::optional<ModelConfig> config;
+  ForEachRow([&](const auto& row) {
+    if (row.name == name) config = FromRow(row);
+  });
+  if (!config) {
+    const std::vector<std::string_view> known = KnownShapes();
+    const std::string_view close = ClosestName(name, known);
+    throw Error(ErrorCode::kNotFound,
+                fmt::format("there is no shape \"{}\"{}; known: {}", name,
+                            close.empty() ? "" : fmt::format(", did you mean \"{}\"?", close),
+                            fmt::join(known, ", ")));
   }
-  const std::vector<std::string_view> known = KnownShapes();
-  const std::string_view close = ClosestName(name, known);
-  throw Error(ErrorCode::kNotFound,
-              fmt::format("there is no shape \"{}\"{}; known: {}", name,
-                          close.empty() ? "" : fmt::format(", did you mean \"{}\"?", close),
-                          fmt::join(known, ", ")));
+  if (layers > config->layers.size()) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} has {} layers, {} were asked for",
+                                                         name, config->layers.size(), layers));
+  }
+  if (layers != 0) config->layers.resize(layers);
+  return *std::move(config);
 }
 
 }  // namespace switchyard

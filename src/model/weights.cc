@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -25,6 +25,34 @@ constexpr std::array kExpertNames = {ExpertNames{"gate_proj", "up_proj", "down_p
                                      ExpertNames{"w1", "w3", "w2"}};
 // Names of the MoE block inside a decoder layer.
 constexpr std::array<std::string_view, 2> kMoeBlockNames = {"mlp", "block_sparse_moe"};
+
+// to[c, r] = from[r, c * step], square by square, so that both sides stay in the cache.
+// Shapes: from [rows, …] with rows `stride` elements apart, to [cols, rows].
+template <typename T>
+void TransposeElements(const T* from, size_t stride, size_t rows, size_t cols, size_t step, T* to) {
+  constexpr size_t kSide = 32;
+  for (size_t c0 = 0; c0 < cols; c0 += kSide) {
+    for (size_t r0 = 0; r0 < rows; r0 += kSide) {
+      for (size_t c = c0; c < std::min(cols, c0 + kSide); ++c) {
+        for (size_t r = r0; r < std::min(rows, r0 + kSide); ++r)
+          to[c * rows + r] = from[r * stride + c * step];
+      }
+    }
+  }
+}
+
+// Of the types of un-quantised weights.
+void Transpose(DType dtype, const std::byte* from, size_t stride, size_t rows, size_t cols,
+               size_t step, std::byte* to) {
+  if (dtype == DType::kF32) {
+    TransposeElements(reinterpret_cast<const uint32_t*>(from), stride, rows, cols, step,
+                      reinterpret_cast<uint32_t*>(to));
+  } else {
+    SY_CHECK_EQ(DTypeBytes(dtype), 2u);
+    TransposeElements(reinterpret_cast<const uint16_t*>(from), stride, rows, cols, step,
+                      reinterpret_cast<uint16_t*>(to));
+  }
+}
 
 class Binder {
  public:
@@ -145,8 +173,8 @@ class Binder {
       std::byte* copy = NewBytes(
           BytesOf(kv_b.dtype, attention.key_up.size() * latent.kv_rank * latent.nope_dim), owned);
       for (size_t h = 0; h < attention.key_up.size(); ++h) {
-        Transpose(kv_b.RowAt(h * head_rows), kv_b.stride, latent.nope_dim, latent.kv_rank, 1,
-                  DTypeBytes(kv_b.dtype), copy);
+        Transpose(kv_b.dtype, kv_b.RowAt(h * head_rows), kv_b.stride, latent.nope_dim,
+                  latent.kv_rank, 1, copy);
         attention.key_up[h].data = copy;
         copy += BytesOf(kv_b.dtype, latent.kv_rank * latent.nope_dim);
       }
@@ -159,17 +187,6 @@ class Binder {
     std::byte* data = memory->data();
     owned.push_back(std::move(memory));
     return data;
-  }
-
-  // to[c, r] = from[r, c * step]. Shapes: from [rows, …] with rows `stride` elements apart, to
-  // [cols, rows].
-  static void Transpose(const std::byte* from, size_t stride, size_t rows, size_t cols, size_t step,
-                        size_t element, std::byte* to) {
-    for (size_t c = 0; c < cols; ++c) {
-      for (size_t r = 0; r < rows; ++r)
-        std::memcpy(to + (c * rows + r) * element, from + (r * stride + c * step) * element,
-                    element);
-    }
   }
 
   void BindAttention(const std::string& prefix, AttentionWeights& attention) {
@@ -268,9 +285,10 @@ class Binder {
         const size_t matrix = inner * hidden;
         std::byte* copy = NewBytes(matrix * (2 * wide + narrow), owned);
         const std::byte* both = Part(gate_up, e).data;
-        Transpose(both, 2 * inner, hidden, inner, 2, wide, copy);
-        Transpose(both + wide, 2 * inner, hidden, inner, 2, wide, copy + matrix * wide);
-        Transpose(Part(down, e).data, hidden, inner, hidden, 1, narrow, copy + 2 * matrix * wide);
+        Transpose(gate_up.dtype, both, 2 * inner, hidden, inner, 2, copy);
+        Transpose(gate_up.dtype, both + wide, 2 * inner, hidden, inner, 2, copy + matrix * wide);
+        Transpose(down.dtype, Part(down, e).data, hidden, inner, hidden, 1,
+                  copy + 2 * matrix * wide);
         experts.w1.data[e] = copy;
         experts.w3.data[e] = copy + matrix * wide;
         experts.w2.data[e] = copy + 2 * matrix * wide;

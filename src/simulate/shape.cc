@@ -13,8 +13,6 @@
 namespace switchyard::simulate {
 namespace {
 
-constexpr std::string_view kDeepSeekV3 = "deepseek-v3";
-
 // Bytes of one weight of an expert, scales included (moe-contract 5), and of the other weights.
 struct SchemeRow {
   std::string_view name;
@@ -44,27 +42,28 @@ const SchemeRow& FindScheme(std::string_view name) {
 
 double Product(size_t a, size_t b) { return static_cast<double>(a) * static_cast<double>(b); }
 
-// Latent attention: one compressed row of 512 + 64 values per key, read by all heads.
-ModelShape DeepSeekV3() {
-  constexpr double kHidden = 7168, kHeads = 128, kQueryRank = 1536, kKeyRank = 512, kRotary = 64,
-                   kHeadDim = 128;
-  ModelShape shape;
-  shape.name = kDeepSeekV3;
-  shape.hidden = 7168;
-  shape.inner = 2048;
-  shape.num_experts = 256;
-  shape.top_k = 8;
-  shape.moe_layers = 58;
-  shape.dense_layers = 3;
-  shape.attention_params = kHidden * kQueryRank + kQueryRank * kHeads * (kHeadDim + kRotary) +
-                           kHidden * (kKeyRank + kRotary) + kKeyRank * kHeads * 2 * kHeadDim +
-                           kHeads * kHeadDim * kHidden;
-  shape.dense_params = 3 * kHidden * 18432;
-  shape.shared_params = shape.expert_params();
-  shape.head_params = kHidden * 129280;
-  shape.kv_bytes = 2 * (kKeyRank + kRotary);
-  shape.flops_per_key = 2 * kHeads * (2 * kKeyRank + kRotary);
-  return shape;
+// Parameters of the projections, and what a key costs a token.
+void SetHeads(const ModelConfig& config, ModelShape& shape) {
+  const size_t query = config.num_heads * config.head_dim;
+  const size_t key = config.num_kv_heads * config.head_dim;
+  shape.attention_params = Product(config.hidden_size, 2 * query + 2 * key);
+  shape.flops_per_key = Product(4, query);
+}
+
+// One latent row for each key, read by all heads: a dot product with all of it, and a sum of its
+// first part.
+void SetLatentHeads(const ModelConfig& config, ModelShape& shape) {
+  const LatentAttention& latent = *config.latent;
+  const size_t row = config.kv_shape().key_dim;
+  const double queries =
+      latent.q_rank == 0
+          ? Product(config.hidden_size, config.num_heads * config.head_dim)
+          : Product(latent.q_rank, config.hidden_size + config.num_heads * config.head_dim);
+  shape.attention_params =
+      queries + Product(config.hidden_size, row) +
+      Product(latent.kv_rank, config.num_heads * (latent.nope_dim + latent.value_dim)) +
+      Product(config.num_heads * latent.value_dim, config.hidden_size);
+  shape.flops_per_key = Product(2 * config.num_heads, row + latent.kv_rank);
 }
 
 ModelShape FromConfig(std::string_view name) {
@@ -77,29 +76,20 @@ ModelShape FromConfig(std::string_view name) {
   shape.top_k = config.top_k;
   shape.moe_layers = config.num_moe_layers();
   shape.dense_layers = config.layers.size() - shape.moe_layers;
-  const size_t query = config.num_heads * config.head_dim;
-  const size_t key = config.num_kv_heads * config.head_dim;
-  shape.attention_params = Product(config.hidden_size, 2 * query + 2 * key);
+  config.latent ? SetLatentHeads(config, shape) : SetHeads(config, shape);
   shape.dense_params = 3 * Product(config.hidden_size, config.dense_intermediate_size);
+  shape.shared_params = 3 * Product(config.hidden_size, config.shared_intermediate_size);
   shape.head_params = Product(config.hidden_size, config.vocab_size);
-  shape.kv_bytes = 2 * Product(2, key);  // bf16 keys and values
-  shape.flops_per_key = Product(4, query);
+  shape.kv_bytes = Product(2, config.kv_shape().elements());  // bf16 keys and values
   return shape;
 }
 
 }  // namespace
 
-std::vector<std::string_view> ShapeNames() {
-  std::vector<std::string_view> names = KnownShapes();
-  if (std::find(names.begin(), names.end(), kDeepSeekV3) == names.end())
-    names.push_back(kDeepSeekV3);
-  return names;
-}
-
 ModelShape FindShape(std::string_view name_and_scheme) {
   const size_t colon = name_and_scheme.find(':');
   const std::string_view name = name_and_scheme.substr(0, colon);
-  const std::vector<std::string_view> known = ShapeNames();
+  const std::vector<std::string_view> known = KnownShapes();
   if (std::find(known.begin(), known.end(), name) == known.end()) {
     const std::string_view close = ClosestName(name, known);
     throw Error(ErrorCode::kNotFound,
@@ -110,7 +100,7 @@ ModelShape FindShape(std::string_view name_and_scheme) {
   const SchemeRow& scheme =
       FindScheme(colon == std::string_view::npos ? std::string_view("bf16")
                                                  : name_and_scheme.substr(colon + 1));
-  ModelShape shape = name == kDeepSeekV3 ? DeepSeekV3() : FromConfig(name);
+  ModelShape shape = FromConfig(name);
   shape.scheme = scheme.name;
   shape.expert_bytes_per_weight = scheme.expert_bytes;
   shape.other_bytes_per_weight = scheme.other_bytes;

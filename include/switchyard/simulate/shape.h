@@ -33,10 +33,7 @@ struct ModelShape {
   double expert_bytes() const { return expert_params() * expert_bytes_per_weight; }
 };
 
-// Names that FindShape takes: those of model/shapes.h and models that this program only simulates.
-std::vector<std::string_view> ShapeNames();
-
-// The shape of "NAME" (bf16) or "NAME:SCHEME".
+// The shape of "NAME" (bf16) or "NAME:SCHEME", NAME being one of model/shapes.h.
 // Errors: kNotFound listing the names, or kUnsupported listing the schemes.
 // Source: the models' published config.json.
 ModelShape FindShape(std::string_view name_and_scheme);
