@@ -80,24 +80,41 @@ ordered_json DescribeMemory(const Model& model, const Settings& settings) {
   }
   const double kv = static_cast<double>(one_block.bytes_per_token()) * static_cast<double>(context);
   return {{"weights_bytes", model.weight_bytes()},
+          {"copied_bytes", model.copied_bytes()},
           {"kv_bytes_per_token", one_block.bytes_per_token()},
           {"kv_bytes_at_context", kv},
           {"active_bytes_per_token", model.active_bytes_per_token()},
-          {"needed_bytes", static_cast<double>(model.weight_bytes()) + kv},
+          {"needed_bytes", static_cast<double>(model.weight_bytes() + model.copied_bytes()) + kv},
           {"available_bytes", AvailableBytes()}};
 }
 
+// The part of the model that a tensor belongs to.
+std::string_view PartOf(std::string_view name, size_t num_layers) {
+  constexpr std::string_view kLayers = "model.layers.";
+  const auto has = [&](std::string_view text) { return name.find(text) != std::string_view::npos; };
+  if (name.starts_with(kLayers)) {
+    size_t layer = 0;
+    for (char c : name.substr(kLayers.size())) {
+      if (c < '0' || c > '9') break;
+      layer = layer * 10 + static_cast<size_t>(c - '0');
+    }
+    if (layer >= num_layers) return "draft layers (not loaded)";
+  }
+  return has("shared_experts")              ? "shared experts"
+         : has("experts")                   ? "experts"
+         : has("self_attn")                 ? "attention"
+         : has("norm")                      ? "norms"
+         : has(".gate.") || has(".router.") ? "router"
+         : has("embed")                     ? "embedding"
+         : has("lm_head")                   ? "head"
+                                            : "dense mlp";
+}
+
 // Parts of the model by type: "attention: BF16 16.0 bits".
-ordered_json DescribeSchemes(const Checkpoint& checkpoint) {
+ordered_json DescribeSchemes(const Checkpoint& checkpoint, size_t num_layers) {
   std::map<std::string, std::map<std::string, size_t>> bytes;  // part -> dtype -> bytes
   for (std::string_view name : checkpoint.Names()) {
-    const std::string_view part = name.find("experts") != std::string_view::npos       ? "experts"
-                                  : name.find("self_attn") != std::string_view::npos   ? "attention"
-                                  : name.find("gate.weight") != std::string_view::npos ? "router"
-                                  : name.find("norm") != std::string_view::npos        ? "norms"
-                                  : name.find("embed") != std::string_view::npos       ? "embedding"
-                                  : name.find("lm_head") != std::string_view::npos     ? "head"
-                                                                                   : "dense mlp";
+    const std::string_view part = PartOf(name, num_layers);
     const TensorInfo& info = *checkpoint.Info(name);
     bytes[std::string(part)][std::string(DTypeName(info.dtype))] += info.end - info.begin;
   }
@@ -178,7 +195,7 @@ int Run(const Options& options, const Settings& settings) {
   ordered_json all;
   all["model"] = files->description();
   all["config"] = DescribeConfig(model->config());
-  all["schemes"] = DescribeSchemes(checkpoint);
+  all["schemes"] = DescribeSchemes(checkpoint, model->config().layers.size());
   all["memory"] = DescribeMemory(*model, settings);
   for (const ComputePlan& plan : model->Explain()) {
     all["plan"].push_back({{"part", plan.part},

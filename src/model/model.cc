@@ -308,13 +308,14 @@ std::unique_ptr<Model> Model::Random(const ModelConfig& config, DType dtype,
 void Model::Impl::MakeUp(DType dtype, ThreadPool& pool) {
   placer.emplace(config, options);
   const ExpertShare share = placer->Share();
-  const size_t bytes = RandomWeightBytes(config, dtype, share);
-  if (const size_t available = AvailableBytes(); available != 0 && bytes > available) {
+  const WeightBytes bytes = RandomWeightBytes(config, dtype, share);
+  const size_t needed = bytes.stored + bytes.copied;
+  if (const size_t available = AvailableBytes(); available != 0 && needed > available) {
     throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("random weights of this shape take {} bytes, {} are available", bytes,
+                fmt::format("random weights of this shape take {} bytes, {} are available", needed,
                             available));
   }
-  RandomSource source(dtype, bytes, pool);
+  RandomSource source(dtype, bytes.stored, pool);
   weights = BindWeights(config, source, share);
   random_memory = source.memory();
 }
@@ -365,8 +366,10 @@ void Model::Impl::Build() {
 
 DType Model::Impl::ActFor(const AttentionWeights& attention) const {
   const DType act = ActFor(attention.q);
-  const bool same = ActFor(attention.k) == act && ActFor(attention.v) == act;
-  return same ? act : DType::kF32;
+  for (const WeightMatrix* matrix : {&attention.k, &attention.v}) {  // none in latent attention
+    if (matrix->rows != 0 && ActFor(*matrix) != act) return DType::kF32;
+  }
+  return act;
 }
 
 namespace {
@@ -623,6 +626,8 @@ size_t Model::weight_bytes() const {
   return impl_->checkpoint != nullptr ? impl_->checkpoint->total_bytes()
                                       : impl_->random_memory->size();
 }
+
+size_t Model::copied_bytes() const { return impl_->weights.owned_bytes; }
 
 size_t Model::active_bytes_per_token() const {
   const ModelConfig& config = impl_->config;

@@ -133,6 +133,7 @@ void TensorParallel::GatherRows(ExecContext& context, std::span<const Matrix> ma
 
 void TensorParallel::Gather(ExecContext& context, std::span<const Matrix> matrices, size_t layer) {
   if (size() == 1) return;
+  if (!failure_.empty()) throw Error(ErrorCode::kUnavailable, failure_);
   size_t most = 1;
   for (size_t rank = 0; rank < size(); ++rank) most = std::max(most, ColsOf(matrices, rank));
   SY_CHECK(most <= place_floats_);
@@ -142,9 +143,9 @@ void TensorParallel::Gather(ExecContext& context, std::span<const Matrix> matric
     for (size_t first = 0; first < rows; first += at_once)
       GatherRows(context, matrices, first, std::min(at_once, rows - first));
   } catch (const Error& error) {
-    throw Error(error.code(),
-                fmt::format("rank {}, layer {}, step {}, attention: {}",
-                            group_->WorldRank(group_->rank()), layer, ep_->pass(), error.what()));
+    failure_ = fmt::format("rank {}, layer {}, step {}, attention: {}",
+                           group_->WorldRank(group_->rank()), layer, ep_->pass(), error.what());
+    throw Error(error.code(), failure_);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "quant/linear.h"
 #include "switchyard/core/exec_context.h"
@@ -72,6 +73,7 @@ class TensorParallel {
   std::unique_ptr<SharedWindow> window_;
   size_t place_floats_ = 0;
   uint32_t epoch_ = 0;
+  std::string failure_;  // of an earlier gather: ranks may be in different epochs since
 };
 
 }  // namespace switchyard

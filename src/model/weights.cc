@@ -13,6 +13,7 @@
 #include "switchyard/core/error.h"
 #include "switchyard/core/log.h"
 #include "switchyard/core/macros.h"
+#include "switchyard/core/memory.h"
 
 namespace switchyard {
 namespace {
@@ -76,6 +77,8 @@ class Binder {
       values->resize(view.NumElements());
       kernels::ConvertToF32(view.data, view.dtype, values->size(), values->data());
     }
+    weights.owned_bytes = copied_bytes_;
+    RequireMemory();
     for (const auto& copy : copies_) copy(weights.owned);
     return weights;
   }
@@ -168,6 +171,7 @@ class Binder {
       attention.key_up.push_back(
           {nullptr, kv_b.dtype, latent.kv_rank, latent.nope_dim, latent.nope_dim});
     }
+    copied_bytes_ += BytesOf(kv_b.dtype, config_.num_heads * latent.kv_rank * latent.nope_dim);
     copies_.push_back([kv_b, head_rows, latent, &attention](auto& owned) {
       if (kv_b.data == nullptr) return;  // sizes alone are counted
       std::byte* copy = NewBytes(
@@ -183,10 +187,19 @@ class Binder {
 
   // Memory that the weights keep.
   static std::byte* NewBytes(size_t bytes, std::vector<std::shared_ptr<const void>>& owned) {
-    auto memory = std::make_shared<std::vector<std::byte>>(bytes);
-    std::byte* data = memory->data();
-    owned.push_back(std::move(memory));
-    return data;
+    const std::shared_ptr<std::byte[]> memory(new std::byte[bytes]);
+    owned.push_back(memory);
+    return memory.get();
+  }
+
+  // Pages of files can be dropped and read again, copies cannot.
+  void RequireMemory() const {
+    const size_t available = AvailableBytes();
+    if (copied_bytes_ == 0 || available == 0 || copied_bytes_ <= available) return;
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("weights that are stored transposed take {} bytes as copies, {} are "
+                            "available",
+                            copied_bytes_, available));
   }
 
   void BindAttention(const std::string& prefix, AttentionWeights& attention) {
@@ -264,6 +277,8 @@ class Binder {
     source_.Use(prefix + "down_proj_bias", down_bias);
     for (size_t e = 0; e < count; ++e) {
       if (!is_mine_[e]) continue;
+      copied_bytes_ += hidden * inner * (2 * DTypeBytes(gate_up.dtype) + DTypeBytes(down.dtype));
+      if (gate_up.data == nullptr || down.data == nullptr) continue;
       source_.Use(prefix + "gate_up_proj", Part(gate_up, e));
       source_.Use(prefix + "down_proj", Part(down, e));
     }
@@ -410,6 +425,7 @@ class Binder {
       vectors_;  // checked and read when all tensors are known to be there
   // What has to be stored another way, then; each keeps its memory in the vector that it is given.
   std::vector<std::function<void(std::vector<std::shared_ptr<const void>>&)>> copies_;
+  size_t copied_bytes_ = 0;
   std::vector<SameType> same_type_;
 };
 
@@ -444,10 +460,10 @@ TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source,
   return Binder(config, source, share).Bind();
 }
 
-size_t RandomWeightBytes(const ModelConfig& config, DType dtype, const ExpertShare& share) {
+WeightBytes RandomWeightBytes(const ModelConfig& config, DType dtype, const ExpertShare& share) {
   CountingSource source(dtype);
-  Binder(config, source, share).Bind();
-  return source.bytes();
+  const TransformerWeights weights = Binder(config, source, share).Bind();
+  return {source.bytes(), weights.owned_bytes};
 }
 
 }  // namespace switchyard

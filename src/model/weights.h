@@ -43,6 +43,7 @@ struct TransformerWeights {
   std::vector<float> final_norm;
   std::vector<LayerWeights> layers;
   std::vector<std::shared_ptr<const void>> owned;  // what is not read where the source has it
+  size_t owned_bytes = 0;
 };
 
 // What one rank holds of every MoE layer.
@@ -57,11 +58,17 @@ struct ExpertShare {
 // writes, and finishes the source. Of the experts only those of `share` are bound; of the others
 // no byte is read.
 // Errors: as TensorSource::Finish; kCorruptData if a tied model brings a head of its own that
-//   differs in shape.
+//   differs in shape; kResourceExhausted if there is no memory for copies.
 TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source,
                                const ExpertShare& share = {});
 
-// Bytes of all tensors of a model with one tensor per expert, for RandomSource.
-size_t RandomWeightBytes(const ModelConfig& config, DType dtype, const ExpertShare& share = {});
+// Bytes of all tensors of a model with one tensor per expert, for RandomSource, and of what is
+// copied of them.
+struct WeightBytes {
+  size_t stored = 0;
+  size_t copied = 0;
+};
+WeightBytes RandomWeightBytes(const ModelConfig& config, DType dtype,
+                              const ExpertShare& share = {});
 
 }  // namespace switchyard

@@ -107,8 +107,8 @@ Signal SharedWindow::Await(size_t from, size_t flag, uint32_t epoch, const Deadl
   };
   if (done()) return found;
   const auto late = [&] {
-    return fmt::format("rank {} has not posted flag {} of epoch {}; its last epoch is {}", from,
-                       flag, epoch, found.epoch);
+    return fmt::format("rank {} has not posted flag {} of epoch {}; its last epoch is {}",
+                       impl_->group.WorldRank(from), flag, epoch, found.epoch);
   };
   impl_->group.WaitUntil(done, deadline, name(), nullptr, late, look);
   return found;

@@ -278,13 +278,21 @@ TEST_F(ModelLoading, RandomModelsRunInEveryType) {
     deepseek.dense_intermediate_size = 40;
     deepseek.shared_intermediate_size = 24;
     deepseek.layers[0].is_moe = false;
-    for (float logit : Logits(*Model::Random(deepseek, dtype, {}, pool_)))
-      ASSERT_TRUE(std::isfinite(logit));
+    ModelOptions bf16;
+    bf16.moe.act_dtype = dtype == DType::kBF16 ? "bf16" : "f32";
+    const std::unique_ptr<Model> latent = Model::Random(deepseek, dtype, bf16, pool_);
+    for (float logit : Logits(*latent)) ASSERT_TRUE(std::isfinite(logit));
+    EXPECT_EQ(latent->Explain()[0].part, "attention");
+    EXPECT_NE(latent->Explain()[0].kernel.find(dtype == DType::kBF16 ? "BF16BF16" : "F32"),
+              std::string::npos)
+        << latent->Explain()[0].kernel;
     ModelConfig gpt_oss = config;
     gpt_oss.attention_sinks = gpt_oss.attention_bias = gpt_oss.router_bias = true;
     gpt_oss.expert_bias = gpt_oss.experts_are_transposed = true;
-    for (float logit : Logits(*Model::Random(gpt_oss, dtype, {}, pool_)))
-      ASSERT_TRUE(std::isfinite(logit));
+    const std::unique_ptr<Model> transposed = Model::Random(gpt_oss, dtype, {}, pool_);
+    for (float logit : Logits(*transposed)) ASSERT_TRUE(std::isfinite(logit));
+    EXPECT_EQ(transposed->copied_bytes(), 2 * 4 * 3 * 32 * 24 * DTypeBytes(dtype));
+    EXPECT_EQ(model->copied_bytes(), 0u);
   }
 }
 
@@ -305,8 +313,23 @@ TEST_F(ModelLoading, DeepseekConfigsThatCannotBeAreRefused) {
               [&] { load("deepseek_v3", "n_group", 5); });
   ExpectError(ErrorCode::kUnsupported, {"topk_group"},
               [&] { load("deepseek_v3", "topk_group", 5); });
-  ExpectError(ErrorCode::kUnsupported, {"num_experts_per_tok", "16 experts"},
-              [&] { load("deepseek_v3", "num_experts_per_tok", 17); });
+  for (const nlohmann::ordered_json& top_k :
+       {nlohmann::ordered_json(17), nlohmann::ordered_json(nullptr)}) {
+    ExpectError(ErrorCode::kCorruptData, {"num_experts_per_tok", "16"},
+                [&] { load("deepseek_v3", "num_experts_per_tok", top_k); });
+  }
+  for (const char* field : {"n_group", "topk_group", "routed_scaling_factor"}) {
+    ExpectError(ErrorCode::kCorruptData, {"config.json", field},
+                [&] { load("deepseek_v3", field, nullptr); });
+  }
+  ExpectError(ErrorCode::kCorruptData, {"config.json", "routed_scaling_factor"},
+              [&] { load("deepseek_v3", "routed_scaling_factor", 0); });
+  ExpectError(ErrorCode::kCorruptData, {"n_routed_experts", "65534"},  // and not gigabytes of names
+              [&] { load("deepseek_v3", "n_routed_experts", 16777216); });
+  ExpectError(ErrorCode::kCorruptData, {"config.json", "swiglu_limit"},
+              [&] { load("gpt_oss", "swiglu_limit", 0); });
+  ExpectError(ErrorCode::kCorruptData, {"sliding_window"},
+              [&] { load("gpt_oss", "sliding_window", nullptr); });
   ExpectError(ErrorCode::kUnsupported, {"qk_rope_head_dim", "7"},
               [&] { load("deepseek_v3", "qk_rope_head_dim", 7); });
   ExpectError(ErrorCode::kCorruptData, {"kv_lora_rank"},

@@ -134,6 +134,9 @@ TEST(TensorParallel, ARankThatDoesNotComeIsNamed) {
       const Products products(1, 4, 16, 16);
       testing::ExpectError(ErrorCode::kUnavailable, {"rank 0, layer 3, step 0, attention:"},
                            [&] { products.Run(rank.context, shared); });
+      // Who comes too late finds nobody: the next columns would be of another step.
+      testing::ExpectError(ErrorCode::kUnavailable, {"step 0"},
+                           [&] { products.Run(rank.context, shared); });
     }
   });
 }

@@ -89,6 +89,8 @@ class Model {
   const ModelConfig& config() const;
   // Bytes of all weights as stored; those of all ranks.
   size_t weight_bytes() const;
+  // Bytes of copies beside them, of weights that no kernel reads as they are stored.
+  size_t copied_bytes() const;
   // Which logical expert each slot of a MoE layer (counted alone) holds now, over all ranks, and
   // the weights of those of this rank. Shapes: [P].
   std::span<const int32_t> ExpertMap(size_t moe_layer) const;

@@ -34,6 +34,7 @@ ModelConfig ParseCommonConfig(ConfigReader& config, double default_theta, size_t
                               size_t rotary_dim);
 
 inline constexpr size_t kMaxSize = size_t{1} << 24;  // of any width, count or index in a config
+inline constexpr size_t kMaxExperts = 65534;         // of a layer: ids travel as 16-bit numbers
 inline constexpr size_t kMaxHeadGroup = 512;         // query heads that share a key head
 
 }  // namespace switchyard

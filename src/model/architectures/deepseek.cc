@@ -9,7 +9,7 @@ namespace {
 
 LatentAttention ParseLatent(ConfigReader& config) {
   LatentAttention latent;
-  latent.q_rank = config.Count("q_lora_rank", 1, kMaxSize, 0);
+  latent.q_rank = config.Count("q_lora_rank", 0, kMaxSize, 0);
   latent.kv_rank = config.Count("kv_lora_rank", 1, kMaxSize);
   latent.nope_dim = config.Count("qk_nope_head_dim", 1, 65536);
   latent.value_dim = config.Count("v_head_dim", 1, 65536);
@@ -53,21 +53,19 @@ ModelConfig ParseDeepseek(ConfigReader& config) {
   model.score_scale = YarnScoreScale(model.rope);
   model.attention_bias = config.Flag("attention_bias", false);
   model.num_experts = config.Has("num_local_experts") && !config.Has("n_routed_experts")
-                          ? config.Count("num_local_experts", 1, kMaxSize)
-                          : config.Count("n_routed_experts", 0, kMaxSize, 0);
-  model.top_k = config.Count("num_experts_per_tok", 1, kMaxSize, 1);
-  if (model.num_experts != 0 && model.top_k > model.num_experts)
-    config.Refuse("num_experts_per_tok", fmt::format("there are {} experts", model.num_experts));
+                          ? config.Count("num_local_experts", 1, kMaxExperts)
+                          : config.Count("n_routed_experts", 0, kMaxExperts, 0);
+  if (model.num_experts != 0)
+    model.top_k = config.Count("num_experts_per_tok", 1, model.num_experts);
   model.moe_intermediate_size = config.Count("moe_intermediate_size", 1, kMaxSize);
   model.dense_intermediate_size = config.Count("intermediate_size", 1, kMaxSize);
   model.shared_intermediate_size =
       config.Count("n_shared_experts", 0, 4096, 0) * model.moe_intermediate_size;
-  model.routed_scaling_factor = config.Number("routed_scaling_factor", 0.0, 1e6, 1.0);
   model.num_draft_layers = config.Count("num_nextn_predict_layers", 0, 64, 0);
   ParseLayers(config, model);
   // Of training and of the system that trained it.
   config.Ignore({"aux_loss_alpha", "seq_aux", "ep_size", "mlp_bias", "num_local_experts",
-                 "rope_parameters_per_layer", "qk_head_dim"});
+                 "rope_parameters_per_layer", "qk_head_dim", "num_experts_per_tok"});
   return model;
 }
 

@@ -13,6 +13,7 @@ ModelConfig Parse(ConfigReader& config) {
   if (config.Flag("norm_topk_prob", false))
     config.Refuse("norm_topk_prob", "no DeepSeek-V2 renormalises, and what it would mean is open");
   model.renormalize = false;
+  model.routed_scaling_factor = config.Number("routed_scaling_factor", 1e-6, 1e6, 1.0);
   const std::string method = config.Text("topk_method", "greedy");
   const size_t groups = config.Count("n_group", 1, kMaxSize, 1);
   const size_t taken = config.Count("topk_group", 1, kMaxSize, 1);

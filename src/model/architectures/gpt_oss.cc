@@ -8,7 +8,7 @@ namespace switchyard {
 namespace {
 
 void ParseWindows(ConfigReader& config, ModelConfig& model) {
-  const size_t window = config.Count("sliding_window", 1, kMaxSize, 128);
+  const size_t window = config.Count("sliding_window", 1, kMaxSize);
   if (!config.Has("layer_types")) {
     for (size_t i = 0; i < model.layers.size(); i += 2) model.layers[i].window = window;
     return;
@@ -36,8 +36,8 @@ ModelConfig Parse(ConfigReader& config) {
   model.routing = moe::RoutingPolicy::kTopKThenSoftmax;
   model.activation = "swiglu_oai";
   model.activation_alpha = 1.702f;
-  model.activation_limit = static_cast<float>(config.Number("swiglu_limit", 0.0, 1e6, 7.0));
-  model.num_experts = config.Count("num_local_experts", 1, kMaxSize);
+  model.activation_limit = static_cast<float>(config.Number("swiglu_limit", 1e-6, 1e6, 7.0));
+  model.num_experts = config.Count("num_local_experts", 1, kMaxExperts);
   model.top_k = config.Count("num_experts_per_tok", 1, model.num_experts);
   if (config.Count("experts_per_token", 1, kMaxSize, model.top_k) != model.top_k)
     config.Refuse("experts_per_token", "it contradicts num_experts_per_tok");

@@ -8,8 +8,8 @@ namespace {
 ModelConfig Parse(ConfigReader& config) {
   ModelConfig model = ParseCommonConfig(config, 1e6);
   model.num_experts = config.Has("num_experts") && !config.Has("num_local_experts")
-                          ? config.Count("num_experts", 1, kMaxSize)
-                          : config.Count("num_local_experts", 1, kMaxSize);
+                          ? config.Count("num_experts", 1, kMaxExperts)
+                          : config.Count("num_local_experts", 1, kMaxExperts);
   model.top_k = config.Count("num_experts_per_tok", 1, model.num_experts);
   model.moe_intermediate_size = config.Count("intermediate_size", 1, kMaxSize);
   model.renormalize = true;

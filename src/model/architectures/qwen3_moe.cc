@@ -12,8 +12,8 @@ ModelConfig Parse(ConfigReader& config) {
   model.attention_bias = config.Flag("attention_bias", false);
   // transformers 5 may write the other name of the same count.
   model.num_experts = config.Has("num_local_experts") && !config.Has("num_experts")
-                          ? config.Count("num_local_experts", 1, kMaxSize)
-                          : config.Count("num_experts", 0, kMaxSize);
+                          ? config.Count("num_local_experts", 1, kMaxExperts)
+                          : config.Count("num_experts", 0, kMaxExperts);
   model.top_k = config.Count("num_experts_per_tok", 1, std::max<size_t>(model.num_experts, 1));
   model.moe_intermediate_size = config.Count("moe_intermediate_size", 1, kMaxSize);
   model.dense_intermediate_size = config.Count("intermediate_size", 1, kMaxSize);

@@ -64,12 +64,14 @@ void TokenGather::RunOverNet(ConstRows mine, Rows out, size_t num_tokens) {
 Rows TokenGather::Run(ExecContext& context, ConstRows mine, size_t num_tokens, size_t layer_id) {
   SY_CHECK(mine.rows <= max_rows_ &&
            (mine.rows == 0 || (mine.cols == cols_ && mine.stride == cols_)));
+  if (!failure_.empty()) throw Error(ErrorCode::kUnavailable, failure_);
   const Rows out = context.arena.AllocateRows(num_tokens, cols_);
   try {
     window_ != nullptr ? RunInNode(mine, out, num_tokens) : RunOverNet(mine, out, num_tokens);
   } catch (const Error& error) {
-    throw Error(error.code(), fmt::format("rank {}, layer {}, step {}, gather: {}", group_.rank(),
-                                          layer_id, ep_.pass(), error.what()));
+    failure_ = fmt::format("rank {}, layer {}, step {}, gather: {}", group_.rank(), layer_id,
+                           ep_.pass(), error.what());
+    throw Error(error.code(), failure_);
   }
   return out;
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include "switchyard/core/exec_context.h"
 #include "switchyard/moe/ep/expert_parallel.h"
@@ -34,6 +35,7 @@ class TokenGather {
   size_t cols_;
   std::unique_ptr<SharedWindow> window_;  // null if the group is on several nodes
   uint32_t epoch_ = 0;
+  std::string failure_;  // of an earlier gather: ranks may be in different epochs since
 };
 
 }  // namespace switchyard::moe
