@@ -263,7 +263,7 @@ TEST_F(Cli, InspectInfoConfigAndBenchSpeakJson) {
   EXPECT_EQ(inspected["plan"][1]["runner"], "aiter");
   const json info = json::parse(Run({"info", "--json", "--explain"}).out);
   EXPECT_GE(info["build"]["runners"].size(), 2u);
-  EXPECT_EQ(info["build"]["architectures"].size(), 3u);
+  EXPECT_EQ(info["build"]["architectures"].size(), 6u);
   EXPECT_FALSE(info["machine"]["target_chosen"].get<std::string>().empty());
   const json config = json::parse(Run({"config", "--json", "--threads", "1"}).out);
   EXPECT_EQ(config["threads"]["value"], "1");
