@@ -21,10 +21,19 @@ void Require(bool condition) {
 void CheckPromises(const ModelConfig& config) {
   Require(config.vocab_size > 0 && config.hidden_size > 0 && !config.layers.empty());
   Require(config.num_kv_heads > 0 && config.num_heads % config.num_kv_heads == 0);
-  Require(config.head_dim > 0 && config.head_dim % 2 == 0);
+  Require(config.rope.rotary_dim % 2 == 0 && config.rope.rotary_dim <= config.head_dim);
+  Require(config.head_dim > 0 && (config.latent || config.head_dim % 2 == 0));
+  Require(config.kv_shape().elements() > 0);
+  if (config.latent) {
+    Require(config.head_dim == config.latent->nope_dim + config.rope.rotary_dim);
+    Require(config.latent->kv_rank > 0 && config.latent->value_dim > 0);
+  }
+  Require(config.num_expert_groups <= 1 || config.num_moe_layers() == 0 ||
+          config.num_experts % config.num_expert_groups == 0);
   Require(config.num_moe_layers() == 0 ||
           (config.top_k >= 1 && config.top_k <= config.num_experts));
-  Require(InverseFrequencies(config.rope, config.max_positions).size() == config.head_dim / 2);
+  Require(InverseFrequencies(config.rope, config.max_positions).size() ==
+          config.rope.rotary_dim / 2);
 }
 
 }  // namespace
