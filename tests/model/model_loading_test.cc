@@ -358,7 +358,8 @@ TEST_F(ModelLoading, GptOssSaysWhatItsLayersSee) {
   ModelFolder folder(Golden("gpt_oss"));
   const auto windows = [&] {
     std::vector<size_t> found;
-    for (const LayerConfig& layer : Load(folder)->config().layers) found.push_back(layer.window);
+    const std::unique_ptr<Model> model = Load(folder);
+    for (const LayerConfig& layer : model->config().layers) found.push_back(layer.window);
     return found;
   };
   EXPECT_EQ(windows(), (std::vector<size_t>{8, 0, 8, 0}));
