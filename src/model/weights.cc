@@ -335,14 +335,9 @@ class Binder {
     const TensorView gate_up = source_.Take(prefix + "gate_up_proj", {count, 2 * inner, hidden});
     const TensorView down = source_.Take(prefix + "down_proj", {count, hidden, inner});
     SetShape(experts, gate_up.dtype, down.dtype);
-    // Expert e of a bank of `rows` x `cols` matrices.
-    const auto matrix = [](const TensorView& bank, size_t e, size_t rows, size_t cols) {
-      return TensorView{bank.data + e * rows * cols * DTypeBytes(bank.dtype), bank.dtype,
-                        Shape{rows, cols}};
-    };
     for (size_t e = 0; e < count; ++e) {
-      const TensorView both = matrix(gate_up, e, 2 * inner, hidden);
-      const TensorView last = matrix(down, e, hidden, inner);
+      const TensorView both = Part(gate_up, e);
+      const TensorView last = Part(down, e);
       if (is_mine_[e]) {
         source_.Use(prefix + "gate_up_proj", both);
         source_.Use(prefix + "down_proj", last);
