@@ -17,7 +17,7 @@ QuantMatrix QuantMatrix::Make(MatrixFormat format, size_t rows, size_t cols) {
   QuantMatrix matrix;
   matrix.rows = rows;
   matrix.cols = cols;
-  matrix.stride = DTypeBits(format.dtype) < 8 ? (cols + 1) / 2 * 2 : cols;
+  matrix.stride = CeilDiv(cols, DTypeBlock(format.dtype)) * DTypeBlock(format.dtype);
   matrix.data.resize(BytesOf(format.dtype, rows * matrix.stride));
   if (has_scales) {
     if (format.scale_rows == 0) format.scale_rows = std::max<size_t>(1, rows);

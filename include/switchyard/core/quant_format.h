@@ -20,7 +20,8 @@ namespace switchyard {
 //   scale_cols)], row-major: per tensor scale_rows = N, scale_cols = K; per channel 1, K; groups
 //   along K 1, g; blocks 128, 128. Zero points are u8 on the same grid.
 struct MatrixFormat {
-  DType dtype = DType::kF32;        // of q: kF32 kF16 kBF16 kI8 kU8 kI4 kU4 kF8E4M3 kF4E2M1
+  DType dtype = DType::kF32;        // of q: kF32 kF16 kBF16 kI8 kU8 kI4 kU4 kF8E4M3 kF4E2M1,
+                                    // or blocks of ggml, which hold their scales themselves
   DType scale_dtype = DType::kF32;  // kF32 kF16 kBF16 kF8E8M0
   size_t scale_rows = 0;            // 0 = there are no scales
   size_t scale_cols = 0;

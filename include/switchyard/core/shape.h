@@ -38,7 +38,8 @@ class Shape {
   std::array<size_t, kMaxRank> dims_{};
 };
 
-// Bytes of somebody else's tensor: row-major and contiguous. Valid as long as its owner (a
+// Bytes of somebody else's tensor: row-major and contiguous; rows of a type of DTypeBlock > 1 are
+// whole blocks. Valid as long as its owner (a
 // checkpoint, an arena).
 struct TensorView {
   const std::byte* data = nullptr;
@@ -47,7 +48,7 @@ struct TensorView {
 
   // Number of elements; shapes in views are proven not to overflow when the view is made.
   size_t NumElements() const;
-  size_t NumBytes() const { return NumElements() * DTypeBytes(dtype); }
+  size_t NumBytes() const { return BytesOf(dtype, NumElements()); }
 };
 
 }  // namespace switchyard

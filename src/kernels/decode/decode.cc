@@ -9,6 +9,7 @@
 #include <hwy/highway.h>
 
 #include "kernels/convert/convert.h"
+#include "kernels/ggml/ggml.h"
 #include "kernels/load-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -136,7 +137,8 @@ void CodesToF32(DType dtype, const void* q, size_t n, float* out) {
     case DType::kI4: return NibblesToF32(q, n, kInt4Values, 1.0f, out);
     case DType::kU4: return NibblesToF32(q, n, kUint4Values, 1.0f, out);
     case DType::kF4E2M1: return NibblesToF32(q, n, kE2M1Doubled, 0.5f, out);
-    default: return ConvertToF32(q, dtype, n, out);
+    default:
+      return IsGgmlBlock(dtype) ? DecodeGgmlRow(dtype, q, n, out) : ConvertToF32(q, dtype, n, out);
   }
 }
 

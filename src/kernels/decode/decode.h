@@ -12,7 +12,9 @@ namespace switchyard::kernels {
 //
 // Shapes: q [n] of dtype (kF32 kF16 kBF16 kI8 kU8 kI4 kU4 kF8E4M3 kF4E2M1), 4-bit types from the
 //   low nibble of the first byte; scale [ceil(n / group)] of scale_dtype (kF32 kF16 kBF16 kF8E8M0
-//   kF8E4M3), or nullptr = 1; zero u8 [ceil(n / group)], or nullptr = 0.
+//   kF8E4M3), or nullptr = 1; zero u8 [ceil(n / group)], or nullptr = 0. Or q [n / DTypeBlock]
+//   blocks of ggml, whose scales are within them: n is a multiple of DTypeBlock, scale and zero
+//   are nullptr.
 struct CodeRow {
   DType dtype = DType::kF32;
   const void* q = nullptr;
@@ -37,7 +39,7 @@ void DecodeToInt8(DType dtype, const void* q, size_t n, int8_t* out) noexcept;
 // Scale i of an array of scale_dtype, exact.
 float ScaleAt(DType scale_dtype, const void* scale, size_t i);
 
-// Code i of a row of any of the types above, exact.
+// Code i of a row of any of the types above, exact; of a block of ggml, the f32 value of element i.
 double CodeAt(DType dtype, const void* q, size_t i);
 
 }  // namespace switchyard::kernels

@@ -1,4 +1,5 @@
 #include "kernels/decode/decode.h"
+#include "kernels/ggml/ggml.h"
 #include "kernels/reference.h"
 #include "switchyard/core/macros.h"
 #include "switchyard/core/small_floats.h"
@@ -9,6 +10,15 @@ namespace {
 uint8_t NibbleAt(const void* q, size_t i) {
   const uint8_t byte = static_cast<const uint8_t*>(q)[i / 2];
   return i % 2 == 0 ? byte & 15 : byte >> 4;
+}
+
+// The element of a block of ggml, whose definition is that of the whole block.
+float GgmlElementAt(DType dtype, const void* q, size_t i) {
+  float block[256];
+  const size_t elements = DTypeBlock(dtype);
+  const auto* bytes = static_cast<const uint8_t*>(q) + i / elements * DTypeBlockBytes(dtype);
+  DecodeGgmlRowReference(dtype, bytes, elements, block);
+  return block[i % elements];
 }
 
 }  // namespace
@@ -32,11 +42,12 @@ double CodeAt(DType dtype, const void* q, size_t i) {
     case DType::kU4: return NibbleAt(q, i);
     case DType::kF8E4M3: return DecodeE4M3(static_cast<const uint8_t*>(q)[i]);
     case DType::kF4E2M1: return DecodeE2M1(NibbleAt(q, i));
-    default: return ElementAt(q, dtype, i);
+    default: return IsGgmlBlock(dtype) ? GgmlElementAt(dtype, q, i) : ElementAt(q, dtype, i);
   }
 }
 
 void DecodeRowReference(const CodeRow& row, float* out) {
+  if (IsGgmlBlock(row.dtype)) return DecodeGgmlRowReference(row.dtype, row.q, row.n, out);
   for (size_t i = 0; i < row.n; ++i) {
     const size_t at = i / row.group;
     float value = static_cast<float>(CodeAt(row.dtype, row.q, i));

@@ -25,20 +25,8 @@ ActQuantKind DynamicKind(DType dtype, size_t layer_id) {
     case DType::kI4: return ActQuantKind::kInt4Token;
     case DType::kF8E4M3: return ActQuantKind::kMxFp8;
     case DType::kF4E2M1: return ActQuantKind::kMxFp4;
-    case DType::kF64:
-    case DType::kF32:
-    case DType::kF16:
-    case DType::kBF16:
-    case DType::kI64:
-    case DType::kI32:
-    case DType::kI16:
-    case DType::kU8:
-    case DType::kBool:
-    case DType::kF8E5M2:
-    case DType::kF8E8M0:
-    case DType::kU4: break;
+    default: RefuseDType(DTypeName(dtype), layer_id);
   }
-  RefuseDType(DTypeName(dtype), layer_id);
 }
 
 void CheckAttribute(std::span<const float> values, std::string_view name, size_t layer_id) {

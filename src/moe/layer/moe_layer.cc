@@ -74,7 +74,7 @@ void CheckBank(const ExpertBank& bank, std::string_view name, const SchemeEntry&
                        DescribeFormat(bank.format)));
   }
   const size_t stride = bank.stride == 0 ? cols : bank.stride;
-  if (stride < cols || (DTypeBits(bank.format.dtype) < 8 && stride % 2 != 0))
+  if (stride < cols || stride % DTypeBlock(bank.format.dtype) != 0)
     refuse(fmt::format("rows of {} {} values cannot start every {} values", cols,
                        DTypeName(bank.format.dtype), stride));
   if (bank.format.is_quantized() && bank.scale.size() != experts)

@@ -60,10 +60,12 @@ ExpertBank Block(const ExpertBank& bank, size_t row, size_t rows, size_t col, si
                             "blocks of {}x{}",
                             row, col, format.scale_rows, format.scale_cols));
   }
-  if (DTypeBits(format.dtype) < 8 && col % 2 != 0) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("experts cannot be split at column {}, inside a byte of {}", col,
-                            DTypeName(format.dtype)));
+  if (col % DTypeBlock(format.dtype) != 0) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format(
+            "experts cannot be split at column {}, inside {} values of {} that are stored together",
+            col, DTypeBlock(format.dtype), DTypeName(format.dtype)));
   }
   ExpertBank block = bank;
   block.rows = rows;
@@ -102,7 +104,7 @@ ExpertMatrices ExpertBank::View() const {
 }
 
 double BitsPerWeight(const ExpertBank& bank) {
-  double bits = static_cast<double>(DTypeBits(bank.format.dtype));
+  const double bits = BitsPerElement(bank.format.dtype);
   if (!bank.format.is_quantized() || bank.rows == 0) return bits;
   const auto blocks = [](size_t n, size_t block) { return (n + block - 1) / block; };
   const size_t scales =
