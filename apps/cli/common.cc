@@ -139,6 +139,8 @@ ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dty
       settings.IsDefault("act-dtype") ? std::string(act_dtype) : settings.Get("act-dtype");
   options.moe.disable_fused = settings.GetFlag("disable-fused-moe");
   options.moe.activation_quant = !settings.GetFlag("no-activation-quant");
+  options.w4a4_new_packing = settings.GetFlag("moe-w4a4-new-packing");
+  if (!settings.IsDefault("quantize")) options.quantize = settings.Get("quantize");
   return options;
 }
 

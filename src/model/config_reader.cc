@@ -365,6 +365,11 @@ bool ConfigReader::IsNull(std::string_view name) const {
   return node != nullptr && node->kind == Node::Kind::kNull;
 }
 
+bool ConfigReader::IsText(std::string_view name) const {
+  const Node* node = Find(name);
+  return node != nullptr && node->kind == Node::Kind::kText;
+}
+
 std::vector<std::string> ConfigReader::Names() const {
   std::vector<std::string> names;
   names.reserve(node_->children.size());

@@ -50,6 +50,8 @@ class ConfigReader {
   // present and null.
   bool Has(std::string_view name) const;
   bool IsNull(std::string_view name) const;
+  // Present and a string. Does not mark the field as read.
+  bool IsText(std::string_view name) const;
 
   // Names of all fields, sorted; marks none of them.
   std::vector<std::string> Names() const;

@@ -6,7 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <system_error>
@@ -225,6 +227,25 @@ std::span<const std::byte> ModelFiles::Map(std::string_view name) const {
     file.is_mapped = true;
   }
   return file.bytes;
+}
+
+void ModelFiles::Release(std::span<const std::byte> bytes) const {
+  if (impl_->is_in_memory || bytes.empty()) return;
+  const auto begin = reinterpret_cast<uintptr_t>(bytes.data());
+  {
+    // Aligned copies of tensors lie elsewhere, and dropping their pages would lose them.
+    const std::lock_guard lock(impl_->mutex);
+    const bool is_mapped = std::ranges::any_of(impl_->files, [&](const auto& entry) {
+      const auto first = reinterpret_cast<uintptr_t>(entry.second.bytes.data());
+      return begin >= first && begin + bytes.size() <= first + entry.second.bytes.size();
+    });
+    if (!is_mapped) return;
+  }
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const uintptr_t first = (begin + page - 1) / page * page;
+  const uintptr_t last = (begin + bytes.size()) / page * page;
+  // Only whole pages: those at the ends belong to neighbours too.
+  if (first < last) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
 }
 
 std::string ModelFiles::ReadText(std::string_view name) const {

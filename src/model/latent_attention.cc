@@ -45,26 +45,27 @@ class LatentBlock {
   // Queries of all heads, and the latent row [c ; r], normalised but not rotated.
   void Project(ConstRows x, Rows q, Rows kv) {
     const AttentionWeights& w = args_.weights;
-    const quant::LinearJob to_kv{w.kv_a, DataOrNull(w.kv_a_bias), kv};
+    const quant::LinearJob to_kv = Job(w.kv_a, w.kv_a_bias, kv);
+    const quant::LinearJob to_q = Job(w.q, {}, q);
     if (latent_.q_rank == 0) {
-      Linears(x, {w.q, nullptr, q}, to_kv);
+      const quant::LinearJob jobs[] = {to_q, to_kv};
+      args_.tensor_parallel.RunLinears(context_, x, jobs, args_.layer);
     } else {
       const Rows q_a = context_.arena.AllocateRows(x.rows, latent_.q_rank);
-      Linears(x, {w.q_a, DataOrNull(w.q_a_bias), q_a}, to_kv);
+      const quant::LinearJob jobs[] = {Job(w.q_a, w.q_a_bias, q_a), to_kv};
+      args_.tensor_parallel.RunLinears(context_, x, jobs, args_.layer);
       Normalize(q_a, w.q_a_norm);
-      args_.tensor_parallel.Linear(context_, q_a, args_.act_for(w.q), {w.q, nullptr, q},
-                                   args_.layer);
+      args_.tensor_parallel.Linear(context_, q_a, to_q, args_.layer);
     }
-    Normalize(Rows(kv.data, kv.rows, latent_.kv_rank, kv.stride), w.kv_a_norm);
+    const Rows latent(kv.data, kv.rows, latent_.kv_rank, kv.stride);
+    Normalize(latent, w.kv_a_norm);
+    if (w.kv_b_act.kind == ActQuantKind::kNone) return;
+    // What kv_b would have met.
+    quant::DequantizeRows(context_, quant::QuantizeRows(context_, latent, w.kv_b_act), latent);
   }
 
-  // Two products of one input, in one region if they take it in the same type.
-  void Linears(ConstRows x, const quant::LinearJob& a, const quant::LinearJob& b) {
-    const quant::LinearJob jobs[] = {a, b};
-    const DType first = args_.act_for(a.weight);
-    const DType act = first == args_.act_for(b.weight) ? first : DType::kF32;
-    args_.tensor_parallel.RunLinears(context_, quant::PrepareActivations(context_, x, act), jobs,
-                                     args_.layer);
+  quant::LinearJob Job(const WeightMatrix& weight, const std::vector<float>& bias, Rows out) {
+    return {weight, DataOrNull(bias), out, args_.act_for(weight)};
   }
 
   void Normalize(Rows rows, const std::vector<float>& weight) {

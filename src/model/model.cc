@@ -18,9 +18,13 @@
 #include "model/attention.h"
 #include "model/expert_placer.h"
 #include "model/latent_attention.h"
+#include "model/quantization/online.h"
+#include "model/quantization/quantization.h"
 #include "model/tensor_parallel.h"
 #include "model/weights.h"
+#include "quant/expert_matmul.h"
 #include "quant/linear.h"
+#include "quant/matrix.h"
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/log.h"
@@ -75,8 +79,16 @@ size_t WidestProducts(const ModelConfig& config) {
                    2 * config.shared_intermediate_size, config.vocab_size});
 }
 
+// What a product reads: codes and scales.
 size_t MatrixBytes(const WeightMatrix& matrix) {
-  return matrix.rows * matrix.cols * DTypeBytes(matrix.dtype);
+  size_t bytes = matrix.rows * BytesOf(matrix.dtype(), matrix.cols);
+  if (matrix.scale != nullptr) {
+    const MatrixFormat& format = matrix.format;
+    const size_t cells = quant::CeilDiv(matrix.rows, format.scale_rows) *
+                         quant::CeilDiv(matrix.cols, format.scale_cols);
+    bytes += cells * (DTypeBytes(format.scale_dtype) + (format.has_zero ? 1 : 0));
+  }
+  return bytes;
 }
 
 // All matrices that a token's attention multiplies with.
@@ -168,9 +180,11 @@ struct Model::Impl {
   uint64_t Fingerprint() const;
   void Build();
   DType ActFor(const WeightMatrix& weight) const {
-    return quant::ResolveActDType(options.moe.act_dtype, weight.dtype);
+    return quant::ResolveActDType(options.moe.act_dtype, weight.dtype());
   }
-  DType ActFor(const AttentionWeights& weights) const;
+  quant::LinearJob Job(const WeightMatrix& weight, const std::vector<float>& bias, Rows out) const {
+    return {weight, DataOrNull(bias), out, ActFor(weight)};
+  }
 
   Rows Embed(ExecContext& context, std::span<const SequenceChunk> chunks) const;
   void RunAttention(ExecContext& context, std::span<const SequenceChunk> chunks,
@@ -207,8 +221,8 @@ class Hash {
   void AddNumber(uint64_t number) { Add(&number, sizeof(number)); }
   // The first row of a matrix.
   void AddRow(const WeightMatrix& matrix) {
-    AddNumber(static_cast<uint64_t>(matrix.dtype));
-    Add(matrix.RowAt(0), BytesOf(matrix.dtype, matrix.cols));
+    AddNumber(static_cast<uint64_t>(matrix.dtype()));
+    Add(matrix.RowAt(0), BytesOf(matrix.dtype(), matrix.cols));
   }
   uint64_t value() const { return value_; }
 
@@ -275,13 +289,23 @@ void Model::Impl::Open(std::shared_ptr<const ModelFiles> files, ThreadPool& pool
    public:
     using CheckpointSource::CheckpointSource;
     void Use(std::string_view name, const TensorView& part) override {
+      if (std::ranges::find(kFloatDTypes, part.dtype) == kFloatDTypes.end()) return;
       views.push_back(part);
       names.emplace_back(name);
     }
     std::vector<TensorView> views;
     std::vector<std::string> names;
   } source(*checkpoint);
-  weights = BindWeights(config, source, placer->Share());
+  const std::unique_ptr<QuantizationRules> rules =
+      ReadQuantization(checkpoint->files(), {options.w4a4_new_packing});
+  BindOptions bind;
+  bind.share = placer->Share();
+  bind.rules = rules.get();
+  bind.activation_quant = options.moe.activation_quant;
+  bind.pool = &pool;
+  std::optional<OnlineQuantization> online;
+  if (!options.quantize.empty()) bind.online = &online.emplace(options.quantize);
+  weights = BindWeights(config, source, bind);
   if (options.check_values) {
     bad_tensors = FindBadTensors(source.views, source.names, pool);
     constexpr size_t kShown = 5;
@@ -316,7 +340,10 @@ void Model::Impl::MakeUp(DType dtype, ThreadPool& pool) {
                             available));
   }
   RandomSource source(dtype, bytes.stored, pool);
-  weights = BindWeights(config, source, share);
+  BindOptions bind;
+  bind.share = share;
+  bind.pool = &pool;
+  weights = BindWeights(config, source, bind);
   random_memory = source.memory();
 }
 
@@ -345,6 +372,8 @@ void Model::Impl::Build() {
     // In the weights, where every backend finds it.
     layer.topk.routed_scaling_factor = config.routed_scaling_factor;
     layer.topk.apply_routed_scaling_factor_on_output = config.routed_scaling_factor != 1.0;
+    layer.scheme_w13 = weights.layers[i].scheme_w13;
+    layer.scheme_w2 = weights.layers[i].scheme_w2;
     layer.runner.layer_id = i;
     layer.runner.activation = config.activation;
     layer.runner.gemm1_alpha = config.activation_alpha;
@@ -362,14 +391,6 @@ void Model::Impl::Build() {
   const bool is_shared = options.moe.ep != nullptr &&
                          options.moe.ep->options().tokens_are_replicated && !IsElastic(options);
   tensor_parallel.emplace(is_shared ? options.moe.ep : nullptr, WidestProducts(config));
-}
-
-DType Model::Impl::ActFor(const AttentionWeights& attention) const {
-  const DType act = ActFor(attention.q);
-  for (const WeightMatrix* matrix : {&attention.k, &attention.v}) {  // none in latent attention
-    if (matrix->rows != 0 && ActFor(*matrix) != act) return DType::kF32;
-  }
-  return act;
 }
 
 namespace {
@@ -392,8 +413,8 @@ Rows Model::Impl::Embed(ExecContext& context, std::span<const SequenceChunk> chu
     for (size_t t = 0; t < chunk.tokens.size(); ++t) {
       const int32_t id = chunk.tokens[t];
       switchyard::CheckToken(config, id, chunk.position + t);
-      kernels::ConvertToF32(weights.embedding.RowAt(static_cast<size_t>(id)),
-                            weights.embedding.dtype, config.hidden_size, x.Row(row++));
+      quant::DecodeMatrixRow(weights.embedding.AsBank(), 0, static_cast<size_t>(id),
+                             x.Row(row++));
     }
   }
   return x;
@@ -428,11 +449,10 @@ Rows Model::Impl::AttendHeads(ExecContext& context, std::span<const SequenceChun
   const Rows q = context.arena.AllocateRows(x.rows, attention.q.rows);
   const Rows k = context.arena.AllocateRows(x.rows, attention.k.rows);
   const Rows v = context.arena.AllocateRows(x.rows, attention.v.rows);
-  const quant::LinearJob jobs[] = {{attention.q, DataOrNull(attention.q_bias), q},
-                                   {attention.k, DataOrNull(attention.k_bias), k},
-                                   {attention.v, DataOrNull(attention.v_bias), v}};
-  tensor_parallel->RunLinears(context, quant::PrepareActivations(context, x, ActFor(attention)),
-                              jobs, index);
+  const quant::LinearJob jobs[] = {Job(attention.q, attention.q_bias, q),
+                                   Job(attention.k, attention.k_bias, k),
+                                   Job(attention.v, attention.v_bias, v)};
+  tensor_parallel->RunLinears(context, x, jobs, index);
   RotateAndNormalize(context, attention, rope, q, k, v);
   StoreKeysAndValues(context, config, chunks, cache, index, k, v);
   const Rows attended = context.arena.AllocateRows(x.rows, attention.q.rows);
@@ -467,8 +487,7 @@ void Model::Impl::RunAttention(ExecContext& context, std::span<const SequenceChu
                          normed)
           : AttendHeads(context, chunks, cache, index, rope, normed);
   const Rows projected = context.arena.AllocateRows(x.rows, config.hidden_size);
-  tensor_parallel->Linear(context, attended, ActFor(attention.o),
-                          {attention.o, DataOrNull(attention.o_bias), projected}, index);
+  tensor_parallel->Linear(context, attended, Job(attention.o, attention.o_bias, projected), index);
   AddRows(context, projected, x);
 }
 
@@ -476,15 +495,14 @@ Rows Model::Impl::RunDense(ExecContext& context, size_t index, ConstRows x) {
   const DenseMlpWeights& dense = weights.layers[index].dense;
   const Rows gate = context.arena.AllocateRows(x.rows, dense.gate.rows);
   const Rows up = context.arena.AllocateRows(x.rows, dense.up.rows);
-  const quant::LinearJob jobs[] = {{dense.gate, nullptr, gate}, {dense.up, nullptr, up}};
-  const DType act = ActFor(dense.gate) == ActFor(dense.up) ? ActFor(dense.gate) : DType::kF32;
-  tensor_parallel->RunLinears(context, quant::PrepareActivations(context, x, act), jobs, index);
+  const quant::LinearJob jobs[] = {Job(dense.gate, {}, gate), Job(dense.up, {}, up)};
+  tensor_parallel->RunLinears(context, x, jobs, index);
   const Rows hidden = context.arena.AllocateRows(x.rows, dense.gate.rows);
   const Activation activation{kernels::FindActivation(config.activation), {}};
   ForEachToken(context, x.rows,
                [&](size_t t) { activation(gate.Row(t), up.Row(t), hidden.cols, hidden.Row(t)); });
   const Rows out = context.arena.AllocateRows(x.rows, dense.down.rows);
-  tensor_parallel->Linear(context, hidden, ActFor(dense.down), {dense.down, nullptr, out}, index);
+  tensor_parallel->Linear(context, hidden, Job(dense.down, {}, out), index);
   return out;
 }
 
@@ -494,7 +512,8 @@ Rows Model::Impl::RunMoe(ExecContext& context, size_t index, ConstRows x,
   // depend on it.
   const Rows logits = context.arena.AllocateRows(x.rows, config.num_experts);
   const LayerWeights& layer = weights.layers[index];
-  quant::Linear(context, x, DType::kF32, {layer.router, DataOrNull(layer.router_bias), logits});
+  const quant::LinearJob job{layer.router, DataOrNull(layer.router_bias), logits, DType::kF32};
+  quant::RunLinears(context, x, {&job, 1});
   moe::RoutingRecord record;
   moe::TopKInputs inputs;
   moe::ExpertPlacement placement;
@@ -537,8 +556,7 @@ Rows Model::Impl::Head(ExecContext& context, std::span<const SequenceChunk> chun
                        static_cast<float>(config.norm_eps), normed.Row(next++));
     }
   }
-  tensor_parallel->Linear(context, normed, ActFor(weights.head), {weights.head, nullptr, logits},
-                          config.layers.size());
+  tensor_parallel->Linear(context, normed, Job(weights.head, {}, logits), config.layers.size());
   return logits;
 }
 
@@ -611,12 +629,13 @@ const moe::ExpertWeights& Model::experts(size_t moe_layer) const {
   while (impl_->moe_layers[layer] == nullptr || impl_->moe_index[layer] != moe_layer) ++layer;
   return impl_->moe_layers[layer]->weights();
 }
+const std::vector<StoredMatrix>& Model::matrices() const { return impl_->weights.matrices; }
 const std::vector<std::string>& Model::bad_tensors() const { return impl_->bad_tensors; }
 DType Model::weight_dtype() const {
   for (const auto& layer : impl_->moe_layers) {
     if (layer != nullptr) return layer->weights().w1.format.dtype;
   }
-  return impl_->weights.head.dtype;
+  return impl_->weights.head.dtype();
 }
 DType Model::activation_dtype() const {
   return quant::ResolveActDType(impl_->options.moe.act_dtype, weight_dtype());
@@ -665,7 +684,22 @@ size_t Model::head_params() const { return impl_->config.vocab_size * impl_->con
 
 std::vector<ComputePlan> Model::Explain() const {
   const std::string act = impl_->options.moe.act_dtype;
-  const auto plan = [&](std::string part, DType weights, DType activations, std::string runner) {
+  // `quantises`: what the scheme does with activations.
+  const auto plan = [&](std::string part, const MatrixFormat& format, ActQuantKind quantises,
+                        DType activations, std::string runner) {
+    const DType weights = format.dtype;
+    const bool dense = kernels::FindMatmul(DType::kF32, weights) != nullptr;
+    if (format.is_quantized() || !dense) {
+      const bool int8 =
+          quant::ExpertRowDType({quantises}, format, format.scale_cols, activations) == DType::kI8;
+      return ComputePlan{std::move(part), std::string(DTypeName(weights)),
+                         int8 ? "MatmulI8I8" : "decode to f32 tiles, MatmulF32F32",
+                         std::move(runner),
+                         quantises == ActQuantKind::kNone
+                             ? "quantised weights, activations as they are"
+                             : fmt::format("quantised weights, activations {}",
+                                           ActQuantKindName(quantises))};
+    }
     const std::string why = activations == DType::kBF16
                                 ? (act == "auto" ? "weights and CPU have bf16" : "--act-dtype bf16")
                             : act == "f32"            ? "--act-dtype f32"
@@ -675,23 +709,28 @@ std::vector<ComputePlan> Model::Explain() const {
                        std::string(kernels::FindMatmul(activations, weights)->name),
                        std::move(runner), why};
   };
+  const auto of_matrix = [&](std::string part, const WeightMatrix& matrix) {
+    return plan(std::move(part), matrix.format, matrix.act.kind, impl_->ActFor(matrix), "");
+  };
   std::vector<ComputePlan> plans;
-  const AttentionWeights& attention = impl_->weights.layers[0].attention;
-  plans.push_back(plan("attention", attention.q.dtype, impl_->ActFor(attention), ""));
+  plans.push_back(of_matrix("attention", impl_->weights.layers[0].attention.o));
   for (size_t i = 0; i < impl_->moe_layers.size(); ++i) {
     const moe::MoeLayer* layer = impl_->moe_layers[i].get();
     if (layer == nullptr) continue;
     const moe::MoeRunnerConfig& runner = layer->runner().config();
-    ComputePlan experts = plan(fmt::format("experts of {} layers", impl_->config.num_moe_layers()),
-                               layer->weights().w1.format.dtype, runner.activation_dtype,
-                               std::string(layer->runner().name()));
+    ComputePlan experts = plan(
+        fmt::format("experts of {} layers", impl_->config.num_moe_layers()),
+        layer->weights().w1.format,
+        impl_->options.moe.activation_quant ? layer->scheme_w13().act_quant : ActQuantKind::kNone,
+        runner.activation_dtype, std::string(layer->runner().name()));
     if (experts.runner == "reference") experts.kernel = "scalar f64";
     plans.push_back(std::move(experts));
-    plans.push_back(plan("router", impl_->weights.layers[i].router.dtype, DType::kF32, ""));
+    const WeightMatrix& router = impl_->weights.layers[i].router;
+    plans.push_back(plan("router", router.format, router.act.kind, DType::kF32, ""));
     plans.back().reason = "routing is always f32";
     break;
   }
-  plans.push_back(plan("head", impl_->weights.head.dtype, impl_->ActFor(impl_->weights.head), ""));
+  plans.push_back(of_matrix("head", impl_->weights.head));
   return plans;
 }
 

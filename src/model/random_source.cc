@@ -44,10 +44,11 @@ RandomSource::RandomSource(DType dtype, size_t total_bytes, ThreadPool& pool)
 bool RandomSource::Has(std::string_view name) const {
   return name.find("gate_up_proj") == std::string_view::npos &&
          name.find("block_sparse_moe") == std::string_view::npos &&
-         name.find("inv_freq") == std::string_view::npos;
+         name.find("inv_freq") == std::string_view::npos && !name.ends_with("experts.gate_proj");
 }
 
-TensorView RandomSource::Take(std::string_view name, const Shape& shape) {
+TensorView RandomSource::Take(std::string_view name, const Shape& shape,
+                              std::span<const DType>) {
   size_t count = 0;
   SY_CHECK(shape.NumElements(count));
   const size_t element = DTypeBytes(dtype_);

@@ -17,15 +17,6 @@ constexpr size_t kLinearUnit = 16;
 // A rank's place in the window: what is copied in one go should stay in a cache.
 constexpr size_t kPlaceFloats = size_t{1} << 18;
 
-quant::LinearJob Part(const quant::LinearJob& job, TensorParallel::Slice slice) {
-  quant::LinearJob part = job;
-  part.weight.data = job.weight.RowAt(slice.first);
-  part.weight.rows = slice.count;
-  if (job.bias != nullptr) part.bias = job.bias + slice.first;
-  part.out = Rows(job.out.data + slice.first, job.out.rows, slice.count, job.out.stride);
-  return part;
-}
-
 // Columns [unit * first, unit * (first + count)), the last unit being what is left.
 TensorParallel::Slice Columns(size_t cols, size_t unit, TensorParallel::Slice units) {
   const size_t first = std::min(cols, units.first * unit);
@@ -56,7 +47,7 @@ TensorParallel::Slice TensorParallel::SliceOf(size_t count, size_t rank) const {
   return {first, count * (rank + 1) / size() - first};
 }
 
-void TensorParallel::RunLinears(ExecContext& context, const quant::ActRows& x,
+void TensorParallel::RunLinears(ExecContext& context, ConstRows x,
                                 std::span<const quant::LinearJob> jobs, size_t layer) {
   if (size() == 1) return quant::RunLinears(context, x, jobs);
   const std::span<quant::LinearJob> parts =
@@ -65,16 +56,14 @@ void TensorParallel::RunLinears(ExecContext& context, const quant::ActRows& x,
   for (size_t i = 0; i < jobs.size(); ++i) {
     const size_t cols = jobs[i].weight.rows;
     const Slice units = MySlice((cols + kLinearUnit - 1) / kLinearUnit);
-    parts[i] = Part(jobs[i], Columns(cols, kLinearUnit, units));
+    const Slice columns = Columns(cols, kLinearUnit, units);
+    parts[i] = jobs[i];
+    parts[i].first = columns.first;
+    parts[i].count = columns.count;
     matrices[i] = {jobs[i].out, kLinearUnit};
   }
   quant::RunLinears(context, x, parts);
   Gather(context, matrices, layer);
-}
-
-void TensorParallel::Linear(ExecContext& context, ConstRows x, DType act,
-                            const quant::LinearJob& job, size_t layer) {
-  RunLinears(context, quant::PrepareActivations(context, x, act), {&job, 1}, layer);
 }
 
 size_t TensorParallel::ColsOf(std::span<const Matrix> matrices, size_t rank) const {

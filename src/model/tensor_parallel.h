@@ -46,11 +46,13 @@ class TensorParallel {
     return SliceOf(count, group_ == nullptr ? 0 : group_->rank());
   }
 
-  // As quant::RunLinears and quant::Linear, each rank some columns. `layer` is for messages.
-  void RunLinears(ExecContext& context, const quant::ActRows& x,
-                  std::span<const quant::LinearJob> jobs, size_t layer);
-  void Linear(ExecContext& context, ConstRows x, DType act, const quant::LinearJob& job,
-              size_t layer);
+  // As quant::RunLinears, each rank some columns. `layer` is for messages.
+  void RunLinears(ExecContext& context, ConstRows x, std::span<const quant::LinearJob> jobs,
+                  size_t layer);
+  // One job.
+  void Linear(ExecContext& context, ConstRows x, const quant::LinearJob& job, size_t layer) {
+    RunLinears(context, x, {&job, 1}, layer);
+  }
 
   // Of every matrix each rank holds the columns of its slice of cols / unit: now all hold all.
   struct Matrix {

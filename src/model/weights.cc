@@ -4,12 +4,16 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "kernels/convert/convert.h"
+#include "model/expert_set.h"
+#include "model/matrix_binder.h"
+#include "quant/expert_matmul.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/log.h"
 #include "switchyard/core/macros.h"
@@ -55,56 +59,104 @@ void Transpose(DType dtype, const std::byte* from, size_t stride, size_t rows, s
   }
 }
 
+// Memory that the weights keep.
+using Owned = std::vector<std::shared_ptr<const void>>;
+
+std::byte* NewBytes(size_t bytes, Owned& owned) {
+  const std::shared_ptr<std::byte[]> memory(new std::byte[bytes]);
+  owned.push_back(memory);
+  return memory.get();
+}
+
+const float* WidenedCopy(const TensorView& view, Owned& owned) {
+  const size_t count = view.NumElements();
+  auto* copy = reinterpret_cast<float*>(NewBytes(count * sizeof(float), owned));
+  kernels::ConvertToF32(view.data, view.dtype, count, copy);
+  return copy;
+}
+
+// Expert e of a bank [E, …] of two more axes.
+TensorView Part(const TensorView& bank, size_t e) {
+  const size_t rows = bank.shape[1], cols = bank.shape[2];
+  const size_t bytes = rows * BytesOf(bank.dtype, cols);
+  return {bank.data == nullptr ? nullptr : bank.data + e * bytes, bank.dtype, Shape{rows, cols}};
+}
+
 class Binder {
  public:
-  Binder(const ModelConfig& config, TensorSource& source, const ExpertShare& share)
-      : config_(config), source_(source), share_(share) {}
+  Binder(const ModelConfig& config, TensorSource& source, const BindOptions& options)
+      : config_(config), source_(source), options_(options), matrices_(source, options) {}
 
   TransformerWeights Bind() {
     TransformerWeights weights;
     weights.layers.resize(config_.layers.size());
-    weights.embedding =
-        Matrix("model.embed_tokens.weight", config_.vocab_size, config_.hidden_size);
+    Other("model.embed_tokens", config_.vocab_size, config_.hidden_size, weights.embedding);
     BindHead(weights);
     Vector("model.norm.weight", config_.hidden_size, weights.final_norm);
     for (size_t i = 0; i < config_.layers.size(); ++i) BindLayer(i, weights.layers[i]);
     for (size_t i = 0; i < config_.num_draft_layers; ++i)
       source_.IgnoreAll(fmt::format("model.layers.{}.", config_.layers.size() + i),
                         "multi-token prediction is not used");
+    if (options_.rules != nullptr) source_.IgnoreSuffixes(options_.rules->ignored_suffixes());
     source_.Finish();
-    RequireSameTypes();
     for (const auto& [view, values] : vectors_) {
       values->resize(view.NumElements());
       kernels::ConvertToF32(view.data, view.dtype, values->size(), values->data());
     }
-    weights.owned_bytes = copied_bytes_;
     RequireMemory();
-    for (const auto& copy : copies_) copy(weights.owned);
+    if (source_.has_data()) Load(weights);
+    if (config_.tie_word_embeddings) weights.head = weights.embedding;
+    weights.owned_bytes = copied_bytes();
+    weights.matrices = matrices_.TakeNotes();
     return weights;
   }
 
  private:
-  WeightMatrix Matrix(const std::string& name, size_t rows, size_t cols) {
-    const TensorView view = source_.Take(name, {rows, cols});
-    source_.Use(name, view);
-    return {view.data, view.dtype, rows, cols, cols};
+  size_t copied_bytes() const { return copied_bytes_ + matrices_.copied_bytes(); }
+
+  // What needs the bytes of the tensors.
+  void Load(TransformerWeights& weights) {
+    matrices_.Load();
+    for (const auto& copy : copies_) copy(weights.owned);
+    for (const ExpertLayer& layer : experts_) Assemble(layer);
+    if (!options_.activation_quant) {
+      for (LayerWeights& layer : weights.layers) DropActivationQuant(layer);
+    }
+    for (std::shared_ptr<const void>& memory : matrices_.TakeOwned())
+      weights.owned.push_back(std::move(memory));
+  }
+
+  // Those of experts are the MoE layer's to drop.
+  static void DropActivationQuant(LayerWeights& layer) {
+    AttentionWeights& attention = layer.attention;
+    for (WeightMatrix* matrix :
+         {&attention.q, &attention.k, &attention.v, &attention.o, &attention.q_a, &attention.kv_a,
+          &layer.dense.gate, &layer.dense.up, &layer.dense.down, &layer.router})
+      matrix->act = {};
+    attention.kv_b_act = {};
+  }
+
+  void Linear(const std::string& module, size_t rows, size_t cols, WeightMatrix& out) {
+    matrices_.Bind(module, rows, cols, MatrixBinder::Use::kLinear, out);
+  }
+  void Other(const std::string& module, size_t rows, size_t cols, WeightMatrix& out) {
+    matrices_.Bind(module, rows, cols, MatrixBinder::Use::kOther, out);
   }
 
   // `values` is filled when all tensors are known to be there; its address must stay.
   void Vector(const std::string& name, size_t size, std::vector<float>& values) {
-    vectors_.emplace_back(source_.Take(name, {size}), &values);
+    vectors_.emplace_back(source_.Take(name, {size}, kFloatDTypes), &values);
     source_.Use(name, vectors_.back().first);
   }
 
   void BindHead(TransformerWeights& weights) {
     const std::string name = "lm_head.weight";
     if (!config_.tie_word_embeddings) {
-      weights.head = Matrix(name, config_.vocab_size, config_.hidden_size);
+      Other("lm_head", config_.vocab_size, config_.hidden_size, weights.head);
       return;
     }
     // The config decides, as in transformers: a tied model uses its embedding, whatever else lies
     // in the file.
-    weights.head = weights.embedding;
     if (source_.Has(name)) {
       source_.Ignore(name, "tie_word_embeddings is true");
       Log(LogLevel::kWarning,
@@ -129,9 +181,9 @@ class Binder {
   }
 
   void BindDense(const std::string& prefix, size_t inner, DenseMlpWeights& dense) {
-    dense.gate = Matrix(prefix + "gate_proj.weight", inner, config_.hidden_size);
-    dense.up = Matrix(prefix + "up_proj.weight", inner, config_.hidden_size);
-    dense.down = Matrix(prefix + "down_proj.weight", config_.hidden_size, inner);
+    Linear(prefix + "gate_proj", inner, config_.hidden_size, dense.gate);
+    Linear(prefix + "up_proj", inner, config_.hidden_size, dense.up);
+    Linear(prefix + "down_proj", config_.hidden_size, inner, dense.down);
   }
 
   void BindLatentAttention(const std::string& prefix, AttentionWeights& attention) {
@@ -139,77 +191,93 @@ class Binder {
     const size_t q_size = config_.num_heads * config_.head_dim;
     const size_t kv_size = latent.kv_rank + config_.rope.rotary_dim;
     if (latent.q_rank == 0) {
-      attention.q = Matrix(prefix + "q_proj.weight", q_size, config_.hidden_size);
+      Linear(prefix + "q_proj", q_size, config_.hidden_size, attention.q);
     } else {
-      attention.q_a = Matrix(prefix + "q_a_proj.weight", latent.q_rank, config_.hidden_size);
+      Linear(prefix + "q_a_proj", latent.q_rank, config_.hidden_size, attention.q_a);
       Vector(prefix + "q_a_layernorm.weight", latent.q_rank, attention.q_a_norm);
-      attention.q = Matrix(prefix + "q_b_proj.weight", q_size, latent.q_rank);
+      Linear(prefix + "q_b_proj", q_size, latent.q_rank, attention.q);
     }
-    attention.kv_a = Matrix(prefix + "kv_a_proj_with_mqa.weight", kv_size, config_.hidden_size);
+    Linear(prefix + "kv_a_proj_with_mqa", kv_size, config_.hidden_size, attention.kv_a);
     Vector(prefix + "kv_a_layernorm.weight", latent.kv_rank, attention.kv_a_norm);
-    const size_t head_rows = latent.nope_dim + latent.value_dim;
-    const WeightMatrix kv_b =
-        Matrix(prefix + "kv_b_proj.weight", config_.num_heads * head_rows, latent.kv_rank);
-    SplitKeysAndValues(kv_b, attention);
-    attention.o =
-        Matrix(prefix + "o_proj.weight", config_.hidden_size, config_.num_heads * latent.value_dim);
+    BindKeysAndValues(prefix + "kv_b_proj", attention);
+    Linear(prefix + "o_proj", config_.hidden_size, config_.num_heads * latent.value_dim,
+           attention.o);
     if (!config_.attention_bias) return;
     if (latent.q_rank != 0) Vector(prefix + "q_a_proj.bias", latent.q_rank, attention.q_a_bias);
     Vector(prefix + "kv_a_proj_with_mqa.bias", kv_size, attention.kv_a_bias);
     Vector(prefix + "o_proj.bias", config_.hidden_size, attention.o_bias);
   }
 
-  // kv_b holds [Wk ; Wv] of each head. Wv is used where it lies, Wk is used transposed: copied.
-  void SplitKeysAndValues(const WeightMatrix& kv_b, AttentionWeights& attention) {
-    const LatentAttention latent = *config_.latent;
-    const size_t head_rows = latent.nope_dim + latent.value_dim;
-    for (size_t h = 0; h < config_.num_heads; ++h) {
-      WeightMatrix value = kv_b;
-      value.rows = latent.value_dim;
-      if (kv_b.data != nullptr) value.data = kv_b.RowAt(h * head_rows + latent.nope_dim);
-      attention.value_up.push_back(value);
-      attention.key_up.push_back(
-          {nullptr, kv_b.dtype, latent.kv_rank, latent.nope_dim, latent.nope_dim});
-    }
-    copied_bytes_ += BytesOf(kv_b.dtype, config_.num_heads * latent.kv_rank * latent.nope_dim);
-    copies_.push_back([kv_b, head_rows, latent, &attention](auto& owned) {
-      if (kv_b.data == nullptr) return;  // sizes alone are counted
-      std::byte* copy = NewBytes(
-          BytesOf(kv_b.dtype, attention.key_up.size() * latent.kv_rank * latent.nope_dim), owned);
-      for (size_t h = 0; h < attention.key_up.size(); ++h) {
-        Transpose(kv_b.dtype, kv_b.RowAt(h * head_rows), kv_b.stride, latent.nope_dim,
-                  latent.kv_rank, 1, copy);
-        attention.key_up[h].data = copy;
-        copy += BytesOf(kv_b.dtype, latent.kv_rank * latent.nope_dim);
-      }
+  // kv_b holds [Wk ; Wv] of each head. Wk is used transposed: copied. Wv is used where it lies if it
+  // is plain, else decoded to f32: no product reads blocks of codes from their middle.
+  void BindKeysAndValues(const std::string& module, AttentionWeights& attention) {
+    const LatentAttention& latent = *config_.latent;
+    const size_t heads = config_.num_heads;
+    kv_b_.emplace_back();
+    WeightMatrix& kv_b = kv_b_.back();
+    matrices_.Bind(module, heads * (latent.nope_dim + latent.value_dim), latent.kv_rank,
+                   MatrixBinder::Use::kOther, kv_b);
+    attention.key_up.resize(heads);
+    attention.value_up.resize(heads);
+    const size_t elements = heads * latent.kv_rank;
+    copied_bytes_ += kv_b.format.is_quantized() || !IsDense(kv_b.dtype())
+                         ? elements * (latent.nope_dim + latent.value_dim) * sizeof(float)
+                         : elements * latent.nope_dim * DTypeBytes(kv_b.dtype());
+    copies_.push_back([this, &kv_b, &attention](Owned& owned) {
+      attention.kv_b_act = kv_b.act;
+      WeightMatrix plain = kv_b;
+      if (kv_b.format.is_quantized() || !IsDense(kv_b.dtype())) plain = Decoded(kv_b, owned);
+      SplitKeysAndValues(plain, attention, owned);
     });
   }
 
-  // Memory that the weights keep.
-  static std::byte* NewBytes(size_t bytes, std::vector<std::shared_ptr<const void>>& owned) {
-    const std::shared_ptr<std::byte[]> memory(new std::byte[bytes]);
-    owned.push_back(memory);
-    return memory.get();
+  static bool IsDense(DType dtype) {
+    return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end();
+  }
+
+  static WeightMatrix Decoded(const WeightMatrix& matrix, Owned& owned) {
+    auto* values = reinterpret_cast<float*>(
+        NewBytes(matrix.rows * matrix.cols * sizeof(float), owned));
+    for (size_t n = 0; n < matrix.rows; ++n)
+      quant::DecodeMatrixRow(matrix.AsBank(), 0, n, values + n * matrix.cols);
+    return WeightMatrix::Dense(reinterpret_cast<const std::byte*>(values), DType::kF32, matrix.rows,
+                               matrix.cols);
+  }
+
+  void SplitKeysAndValues(const WeightMatrix& kv_b, AttentionWeights& attention,
+                          Owned& owned) const {
+    const LatentAttention& latent = *config_.latent;
+    const size_t head_rows = latent.nope_dim + latent.value_dim;
+    const size_t key_bytes = BytesOf(kv_b.dtype(), latent.kv_rank * latent.nope_dim);
+    std::byte* copy = NewBytes(config_.num_heads * key_bytes, owned);
+    for (size_t h = 0; h < config_.num_heads; ++h, copy += key_bytes) {
+      Transpose(kv_b.dtype(), kv_b.RowAt(h * head_rows), kv_b.stride, latent.nope_dim,
+                latent.kv_rank, 1, copy);
+      attention.key_up[h] =
+          WeightMatrix::Dense(copy, kv_b.dtype(), latent.kv_rank, latent.nope_dim);
+      attention.value_up[h] = WeightMatrix::Dense(kv_b.RowAt(h * head_rows + latent.nope_dim),
+                                                  kv_b.dtype(), latent.value_dim, latent.kv_rank);
+    }
   }
 
   // Pages of files can be dropped and read again, copies cannot.
   void RequireMemory() const {
     const size_t available = AvailableBytes();
-    if (copied_bytes_ == 0 || available == 0 || copied_bytes_ <= available) return;
+    if (copied_bytes() == 0 || available == 0 || copied_bytes() <= available) return;
     throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("weights that are stored transposed take {} bytes as copies, {} are "
-                            "available",
-                            copied_bytes_, available));
+                fmt::format("weights that are stored transposed or packed take {} bytes as copies, "
+                            "{} are available",
+                            copied_bytes(), available));
   }
 
   void BindAttention(const std::string& prefix, AttentionWeights& attention) {
     if (config_.latent) return BindLatentAttention(prefix, attention);
     const size_t q_size = config_.num_heads * config_.head_dim;
     const size_t kv_size = config_.num_kv_heads * config_.head_dim;
-    attention.q = Matrix(prefix + "q_proj.weight", q_size, config_.hidden_size);
-    attention.k = Matrix(prefix + "k_proj.weight", kv_size, config_.hidden_size);
-    attention.v = Matrix(prefix + "v_proj.weight", kv_size, config_.hidden_size);
-    attention.o = Matrix(prefix + "o_proj.weight", config_.hidden_size, q_size);
+    Linear(prefix + "q_proj", q_size, config_.hidden_size, attention.q);
+    Linear(prefix + "k_proj", kv_size, config_.hidden_size, attention.k);
+    Linear(prefix + "v_proj", kv_size, config_.hidden_size, attention.v);
+    Linear(prefix + "o_proj", config_.hidden_size, q_size, attention.o);
     if (config_.attention_bias) {
       Vector(prefix + "q_proj.bias", q_size, attention.q_bias);
       Vector(prefix + "k_proj.bias", kv_size, attention.k_bias);
@@ -230,198 +298,300 @@ class Binder {
       if (source_.Has(candidate + "gate.weight")) block = candidate;
     }
     const std::string router = block + (config_.experts_are_transposed ? "router" : "gate");
-    layer.router = Matrix(router + ".weight", config_.num_experts, config_.hidden_size);
+    Other(router, config_.num_experts, config_.hidden_size, layer.router);
     if (config_.router_bias) Vector(router + ".bias", config_.num_experts, layer.router_bias);
     if (config_.router_correction_bias)
       Vector(router + ".e_score_correction_bias", config_.num_experts,
              layer.router_correction_bias);
     if (config_.shared_intermediate_size != 0)
       BindDense(block + "shared_experts.", config_.shared_intermediate_size, layer.dense);
-    is_mine_.assign(config_.num_experts, share_.experts.empty());
-    if (!share_.experts.empty()) {
-      for (int32_t expert : share_.experts[num_moe_])
-        is_mine_.at(static_cast<size_t>(expert)) = true;
+    BindExperts(block + "experts.", layer);
+  }
+
+  // --- Experts, in the layouts that checkpoints have ---------------------------------------------
+
+  struct ExpertLayer {
+    LayerWeights* to;
+    std::unique_ptr<ExpertSet> set;
+    size_t moe_layer;  // counted alone
+  };
+
+  void BindExperts(const std::string& prefix, LayerWeights& layer) {
+    const ExpertShare& share = options_.share;
+    const size_t moe_layer = experts_.size();
+    std::vector<bool> is_mine(config_.num_experts, share.experts.empty());
+    if (!share.experts.empty()) {
+      for (int32_t expert : share.experts[moe_layer])
+        is_mine.at(static_cast<size_t>(expert)) = true;
     }
-    moe::ExpertWeights& experts = layer.experts;
-    experts.hidden_size = config_.hidden_size;
-    experts.intermediate_size = config_.moe_intermediate_size;
-    if (config_.experts_are_transposed) {
-      return BindTransposedExperts(block + "experts.", layer);
-    }
-    if (source_.Has(block + "experts.gate_up_proj")) {
-      BindStackedExperts(block + "experts.", experts);
+    experts_.push_back({&layer, std::make_unique<ExpertSet>(prefix, std::move(is_mine)), moe_layer});
+    ExpertSet& set = *experts_.back().set;
+    if (source_.Has(prefix + "gate_up_proj_blocks")) {
+      BindMxfp4Experts(prefix, set);
+    } else if (source_.Has(prefix + "gate_proj")) {
+      BindBanks(prefix, set);
+    } else if (config_.experts_are_transposed) {
+      BindTransposedExperts(prefix, set);
+    } else if (source_.Has(prefix + "gate_up_proj")) {
+      BindStackedExperts(prefix, set);
     } else {
-      BindSeparateExperts(block + "experts.", experts);
+      BindSeparateExperts(prefix, set);
     }
-    TakeShare(experts);
+    layer.scheme_w13 = set.gate.scheme;
+    layer.scheme_w2 = set.down.scheme;
+    set.up.SetScheme(prefix + "*.up_proj", set.gate.scheme);
   }
 
   // From all experts of a layer to those, or the parts of them, that this rank computes.
-  void TakeShare(moe::ExpertWeights& experts) { TakeShare(experts, num_moe_++); }
-  void TakeShare(moe::ExpertWeights& experts, size_t moe_layer) const {
-    if (!share_.experts.empty()) experts = moe::PickExperts(experts, share_.experts[moe_layer]);
-    experts = moe::SplitExperts(experts, share_.tp_part, share_.tp_parts);
+  void Assemble(const ExpertLayer& layer) const {
+    const ExpertShare& share = options_.share;
+    moe::ExpertWeights experts =
+        layer.set->Assemble(config_.hidden_size, config_.moe_intermediate_size);
+    if (!share.experts.empty()) experts = moe::PickExperts(experts, share.experts[layer.moe_layer]);
+    layer.to->experts = moe::SplitExperts(experts, share.tp_part, share.tp_parts);
+  }
+
+  // One tensor, or one set of tensors of a scheme, for each expert.
+  void BindSeparateExperts(const std::string& prefix, ExpertSet& set) {
+    const ExpertNames names = NamesOfExperts(prefix);
+    const size_t hidden = config_.hidden_size, inner = config_.moe_intermediate_size;
+    const auto bind = [&](size_t e, std::string_view name, size_t rows, size_t cols,
+                          ExpertProduct& product) {
+      const std::string module = fmt::format("{}{}.{}", prefix, e, name);
+      if (set.is_mine(e)) {
+        product.SetScheme(module, matrices_.Bind(module, rows, cols, MatrixBinder::Use::kLinear,
+                                                 product.matrices[e]));
+        return;
+      }
+      const MatrixBinder::Skipped skipped = matrices_.Skip(module, rows, cols);
+      product.SetScheme(module, skipped.moe_scheme);
+      product.act_scales.push_back(skipped.act_scale);
+    };
+    for (size_t e = 0; e < set.size(); ++e) {
+      bind(e, names.gate, inner, hidden, set.gate);
+      bind(e, names.up, inner, hidden, set.up);
+      bind(e, names.down, hidden, inner, set.down);
+    }
+  }
+
+  // By a tensor of expert 0, whatever its scheme calls it.
+  ExpertNames NamesOfExperts(const std::string& prefix) const {
+    for (const ExpertNames& names : kExpertNames) {
+      for (std::string_view suffix : {"weight", "qweight", "weight_packed"}) {
+        if (source_.Has(fmt::format("{}0.{}.{}", prefix, names.gate, suffix))) return names;
+      }
+    }
+    return kExpertNames[0];
+  }
+
+  // Banks [E, 2I, H] (gate rows, then up rows) and [E, H, I], as transformers 5 holds them.
+  void BindStackedExperts(const std::string& prefix, ExpertSet& set) {
+    const size_t count = set.size();
+    const size_t hidden = config_.hidden_size, inner = config_.moe_intermediate_size;
+    const TensorView gate_up =
+        source_.Take(prefix + "gate_up_proj", {count, 2 * inner, hidden}, kFloatDTypes);
+    const TensorView down =
+        source_.Take(prefix + "down_proj", {count, hidden, inner}, kFloatDTypes);
+    for (size_t e = 0; e < count; ++e) {
+      const TensorView both = Part(gate_up, e);
+      TensorView gate{both.data, both.dtype, Shape{inner, hidden}};
+      TensorView up = gate;
+      if (both.data != nullptr) up.data = both.data + inner * BytesOf(both.dtype, hidden);
+      BindPart(prefix + "gate_up_proj", e, gate, set, set.gate);
+      BindPart(prefix + "gate_up_proj", e, up, set, set.up);
+      BindPart(prefix + "down_proj", e, Part(down, e), set, set.down);
+    }
+  }
+
+  // Banks of gate, up and down: GGUF. [E, I, H] twice, [E, H, I]; perhaps with biases [E, I], [E, H].
+  void BindBanks(const std::string& prefix, ExpertSet& set) {
+    const size_t count = set.size();
+    const size_t hidden = config_.hidden_size, inner = config_.moe_intermediate_size;
+    const auto bind = [&](const std::string& name, size_t rows, size_t cols,
+                          ExpertProduct& product) {
+      const TensorView bank = source_.Take(name, {count, rows, cols}, source_.matrix_dtypes());
+      for (size_t e = 0; e < count; ++e) BindPart(name, e, Part(bank, e), set, product);
+      if (!config_.expert_bias) return;
+      const TensorView bias = source_.Take(name + "_bias", {count, rows}, kFloatDTypes);
+      source_.Use(name + "_bias", bias);
+      copies_.push_back([bias, rows, &product](Owned& owned) {
+        const float* values = WidenedCopy(bias, owned);
+        for (size_t e = 0; e < product.matrices.size(); ++e)
+          product.bias.push_back(values + e * rows);
+      });
+    };
+    bind(prefix + "gate_proj", inner, hidden, set.gate);
+    bind(prefix + "up_proj", inner, hidden, set.up);
+    bind(prefix + "down_proj", hidden, inner, set.down);
+  }
+
+  void BindPart(const std::string& bank, size_t e, const TensorView& part, ExpertSet& set,
+                ExpertProduct& product) {
+    if (set.is_mine(e)) {
+      source_.Use(bank, part);
+      product.SetScheme(bank, matrices_.BindPart(fmt::format("{}.{}", bank, e), part,
+                                                 product.matrices[e]));
+    }
+  }
+
+  // Biases [E, 2I] (gate and up in turn) and [E, H].
+  void BindInterleavedBiases(const std::string& prefix, ExpertSet& set) {
+    const size_t count = set.size();
+    const size_t hidden = config_.hidden_size, inner = config_.moe_intermediate_size;
+    const TensorView gate_up =
+        source_.Take(prefix + "gate_up_proj_bias", {count, 2 * inner}, kFloatDTypes);
+    const TensorView down = source_.Take(prefix + "down_proj_bias", {count, hidden}, kFloatDTypes);
+    source_.Use(prefix + "gate_up_proj_bias", gate_up);
+    source_.Use(prefix + "down_proj_bias", down);
+    copies_.push_back([=, &set](Owned& owned) {
+      const float* w13_bias = WidenedCopy(gate_up, owned);
+      const float* w2_bias = WidenedCopy(down, owned);
+      set.gate.bias_stride = set.up.bias_stride = 2;
+      for (size_t e = 0; e < count; ++e) {
+        set.gate.bias.push_back(w13_bias + e * 2 * inner);
+        set.up.bias.push_back(w13_bias + e * 2 * inner + 1);
+        set.down.bias.push_back(w2_bias + e * hidden);
+      }
+    });
   }
 
   // Banks [E, H, 2I] (gate and up in turn) and [E, I, H], inputs first: no kernel reads that, so
-  // the own experts are copied the other way round. With biases [E, 2I] and [E, H].
-  void BindTransposedExperts(const std::string& prefix, LayerWeights& layer) {
-    const size_t count = config_.num_experts;
-    const size_t hidden = config_.hidden_size;
-    const size_t inner = config_.moe_intermediate_size;
-    const TensorView gate_up = source_.Take(prefix + "gate_up_proj", {count, hidden, 2 * inner});
-    const TensorView down = source_.Take(prefix + "down_proj", {count, inner, hidden});
-    const TensorView gate_up_bias = source_.Take(prefix + "gate_up_proj_bias", {count, 2 * inner});
-    const TensorView down_bias = source_.Take(prefix + "down_proj_bias", {count, hidden});
-    source_.Use(prefix + "gate_up_proj_bias", gate_up_bias);
-    source_.Use(prefix + "down_proj_bias", down_bias);
+  // the own experts are copied the other way round.
+  void BindTransposedExperts(const std::string& prefix, ExpertSet& set) {
+    const size_t count = set.size();
+    const size_t hidden = config_.hidden_size, inner = config_.moe_intermediate_size;
+    const TensorView gate_up =
+        source_.Take(prefix + "gate_up_proj", {count, hidden, 2 * inner}, kFloatDTypes);
+    const TensorView down =
+        source_.Take(prefix + "down_proj", {count, inner, hidden}, kFloatDTypes);
+    BindInterleavedBiases(prefix, set);
+    for (ExpertProduct* product : {&set.gate, &set.up, &set.down})
+      product->SetScheme(prefix, "unquant");
     for (size_t e = 0; e < count; ++e) {
-      if (!is_mine_[e]) continue;
+      if (!set.is_mine(e)) continue;
       copied_bytes_ += hidden * inner * (2 * DTypeBytes(gate_up.dtype) + DTypeBytes(down.dtype));
       if (gate_up.data == nullptr || down.data == nullptr) continue;
       source_.Use(prefix + "gate_up_proj", Part(gate_up, e));
       source_.Use(prefix + "down_proj", Part(down, e));
     }
-    SetShape(layer.experts, gate_up.dtype, down.dtype);
-    copies_.push_back([=, this, mine = is_mine_, moe_layer = num_moe_++, &layer](auto& owned) {
-      if (gate_up.data == nullptr) return;  // sizes alone are counted
-      moe::ExpertWeights& experts = layer.experts;
-      experts.w1.bias_stride = experts.w3.bias_stride = 2;
-      const float* w13_bias = WidenedCopy(gate_up_bias, owned);
-      const float* w2_bias = WidenedCopy(down_bias, owned);
+    NoteBank(prefix + "gate_up_proj", gate_up, set);
+    NoteBank(prefix + "down_proj", down, set);
+    copies_.push_back([=, this, &set](Owned& owned) {
       for (size_t e = 0; e < count; ++e) {
-        for (moe::ExpertBank* bank : {&experts.w1, &experts.w3, &experts.w2})
-          bank->data.push_back(nullptr);
-        experts.w1.bias.push_back(w13_bias + e * 2 * inner);
-        experts.w3.bias.push_back(w13_bias + e * 2 * inner + 1);
-        experts.w2.bias.push_back(w2_bias + e * hidden);
-        if (!mine[e]) continue;
-        const size_t wide = DTypeBytes(gate_up.dtype), narrow = DTypeBytes(down.dtype);
-        const size_t matrix = inner * hidden;
-        std::byte* copy = NewBytes(matrix * (2 * wide + narrow), owned);
-        const std::byte* both = Part(gate_up, e).data;
-        Transpose(gate_up.dtype, both, 2 * inner, hidden, inner, 2, copy);
-        Transpose(gate_up.dtype, both + wide, 2 * inner, hidden, inner, 2, copy + matrix * wide);
-        Transpose(down.dtype, Part(down, e).data, hidden, inner, hidden, 1,
-                  copy + 2 * matrix * wide);
-        experts.w1.data[e] = copy;
-        experts.w3.data[e] = copy + matrix * wide;
-        experts.w2.data[e] = copy + 2 * matrix * wide;
+        if (set.is_mine(e)) CopyTransposed(Part(gate_up, e), Part(down, e), e, set, owned);
       }
-      TakeShare(experts, moe_layer);
     });
   }
 
-  // Expert e of a bank [E, …].
-  static TensorView Part(const TensorView& bank, size_t e) {
-    const size_t rows = bank.shape[1], cols = bank.shape[2];
-    const size_t bytes = rows * cols * DTypeBytes(bank.dtype);
-    return {bank.data == nullptr ? nullptr : bank.data + e * bytes, bank.dtype, Shape{rows, cols}};
+  void CopyTransposed(const TensorView& both, const TensorView& last, size_t e, ExpertSet& set,
+                      Owned& owned) const {
+    const size_t hidden = config_.hidden_size, inner = config_.moe_intermediate_size;
+    const size_t wide = DTypeBytes(both.dtype), narrow = DTypeBytes(last.dtype);
+    const size_t matrix = inner * hidden;
+    std::byte* copy = NewBytes(matrix * (2 * wide + narrow), owned);
+    Transpose(both.dtype, both.data, 2 * inner, hidden, inner, 2, copy);
+    Transpose(both.dtype, both.data + wide, 2 * inner, hidden, inner, 2, copy + matrix * wide);
+    Transpose(last.dtype, last.data, hidden, inner, hidden, 1, copy + 2 * matrix * wide);
+    set.gate.matrices[e] = WeightMatrix::Dense(copy, both.dtype, inner, hidden);
+    set.up.matrices[e] = WeightMatrix::Dense(copy + matrix * wide, both.dtype, inner, hidden);
+    set.down.matrices[e] =
+        WeightMatrix::Dense(copy + 2 * matrix * wide, last.dtype, hidden, inner);
+    source_.Release(both);
+    source_.Release(last);
   }
 
-  static const float* WidenedCopy(const TensorView& view,
-                                  std::vector<std::shared_ptr<const void>>& owned) {
-    const size_t count = view.NumElements();
-    auto* copy = reinterpret_cast<float*>(NewBytes(count * sizeof(float), owned));
-    kernels::ConvertToF32(view.data, view.dtype, count, copy);
-    return copy;
+  void NoteBank(const std::string& name, const TensorView& bank, const ExpertSet& set) {
+    for (size_t e = 0; e < set.size(); ++e) {
+      if (!set.is_mine(e)) continue;
+      const TensorView part = Part(bank, e);
+      matrices_.Note({fmt::format("{}.{}", name, e), std::string(DTypeName(bank.dtype)), {}, false,
+                      part.shape[0], part.shape[1], part.NumBytes()});
+    }
   }
 
-  // Banks [E, 2I, H] (gate rows, then up rows) and [E, H, I], as transformers 5 holds them.
-  void BindStackedExperts(const std::string& prefix, moe::ExpertWeights& experts) {
-    const size_t count = config_.num_experts;
-    const size_t hidden = experts.hidden_size;
-    const size_t inner = experts.intermediate_size;
-    const TensorView gate_up = source_.Take(prefix + "gate_up_proj", {count, 2 * inner, hidden});
-    const TensorView down = source_.Take(prefix + "down_proj", {count, hidden, inner});
-    SetShape(experts, gate_up.dtype, down.dtype);
-    for (size_t e = 0; e < count; ++e) {
-      const TensorView both = Part(gate_up, e);
-      const TensorView last = Part(down, e);
-      if (is_mine_[e]) {
-        source_.Use(prefix + "gate_up_proj", both);
-        source_.Use(prefix + "down_proj", last);
+  // gpt-oss: [E, 2I, H/32, 16] bytes of two codes, gate and up rows in turn, and [E, H, I/32, 16],
+  // with a power of two for each 32 inputs. Used where they lie: gate and up are every other row.
+  void BindMxfp4Experts(const std::string& prefix, ExpertSet& set) {
+    const size_t hidden = config_.hidden_size, inner = config_.moe_intermediate_size;
+    const Mxfp4Bank gate_up = TakeMxfp4(prefix + "gate_up_proj", 2 * inner, hidden, set);
+    const Mxfp4Bank down = TakeMxfp4(prefix + "down_proj", hidden, inner, set);
+    BindInterleavedBiases(prefix, set);
+    for (ExpertProduct* product : {&set.gate, &set.up, &set.down})
+      product->SetScheme(prefix, "mxfp4");
+    copies_.push_back([=, this, &set](Owned&) {
+      for (size_t e = 0; e < set.size(); ++e) {
+        if (!set.is_mine(e)) continue;
+        set.gate.matrices[e] = Mxfp4Matrix(gate_up, e, 2 * inner, hidden, 0, 2);
+        set.up.matrices[e] = Mxfp4Matrix(gate_up, e, 2 * inner, hidden, 1, 2);
+        set.down.matrices[e] = Mxfp4Matrix(down, e, hidden, inner, 0, 1);
       }
-      experts.w1.data.push_back(both.data);
-      experts.w3.data.push_back(both.data + both.NumElements() / 2 * DTypeBytes(both.dtype));
-      experts.w2.data.push_back(last.data);
-    }
+    });
   }
 
-  // Formats and shapes of the banks, whose pointers follow.
-  static void SetShape(moe::ExpertWeights& experts, DType w13, DType w2) {
-    for (moe::ExpertBank* bank : {&experts.w1, &experts.w3}) {
-      bank->format.dtype = w13;
-      bank->rows = experts.intermediate_size;
-      bank->cols = experts.hidden_size;
-    }
-    experts.w2.format.dtype = w2;
-    experts.w2.rows = experts.hidden_size;
-    experts.w2.cols = experts.intermediate_size;
-  }
-
-  void BindSeparateExperts(const std::string& prefix, moe::ExpertWeights& experts) {
-    ExpertNames names = kExpertNames[0];
-    for (const ExpertNames& candidate : kExpertNames) {
-      if (source_.Has(fmt::format("{}0.{}.weight", prefix, candidate.gate))) names = candidate;
-    }
-    const size_t hidden = experts.hidden_size;
-    const size_t inner = experts.intermediate_size;
-    bool is_first = true;
-    for (size_t e = 0; e < config_.num_experts; ++e) {
-      const auto take = [&](std::string_view name, size_t rows, size_t cols) {
-        const std::string full = fmt::format("{}{}.{}.weight", prefix, e, name);
-        if (!is_mine_[e]) {
-          source_.Skip(full, {rows, cols});
-          return TensorView{};
-        }
-        const TensorView view = source_.Take(full, {rows, cols});
-        source_.Use(full, view);
-        return view;
-      };
-      const TensorView gate = take(names.gate, inner, hidden);
-      const TensorView up = take(names.up, inner, hidden);
-      const TensorView down = take(names.down, hidden, inner);
-      experts.w1.data.push_back(gate.data);
-      experts.w3.data.push_back(up.data);
-      experts.w2.data.push_back(down.data);
-      if (!is_mine_[e]) continue;
-      if (is_first) SetShape(experts, gate.dtype, down.dtype);
-      is_first = false;
-      const std::string name = fmt::format("{}{}", prefix, e);
-      same_type_.push_back({name, experts.w1.format.dtype, gate.dtype});
-      same_type_.push_back({name, experts.w1.format.dtype, up.dtype});
-      same_type_.push_back({name, experts.w2.format.dtype, down.dtype});
-    }
-  }
-
-  // Experts of a layer are multiplied by one kernel.
-  struct SameType {
-    std::string expert;
-    DType expected, found;
+  struct Mxfp4Bank {
+    std::string name;
+    TensorView blocks, scales;
   };
-  void RequireSameTypes() const {
-    for (const SameType& pair : same_type_) {
-      if (pair.expected == pair.found) continue;
-      throw Error(
-          ErrorCode::kUnsupported,
-          fmt::format("{}: its weights are {}, those of the first expert are {}; experts of a "
-                      "layer must share one type",
-                      pair.expert, DTypeName(pair.found), DTypeName(pair.expected)));
+  static constexpr size_t kMxBlock = 32;
+
+  Mxfp4Bank TakeMxfp4(const std::string& name, size_t rows, size_t cols, const ExpertSet& set) {
+    if (cols % kMxBlock != 0) {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("tensor {}_blocks: {} inputs are no multiple of the block of {}", name,
+                              cols, kMxBlock));
     }
+    constexpr DType kBytes[] = {DType::kU8};
+    const size_t blocks = cols / kMxBlock;
+    Mxfp4Bank bank{name,
+                   source_.Take(name + "_blocks", {set.size(), rows, blocks, kMxBlock / 2}, kBytes),
+                   source_.Take(name + "_scales", {set.size(), rows, blocks}, kBytes)};
+    for (size_t e = 0; e < set.size(); ++e) {
+      if (!set.is_mine(e)) continue;
+      matrices_.Note({fmt::format("{}.{}", name, e),
+                      "F4_E2M1, a scale per 32 inputs; activations as they are",
+                      {},
+                      true,
+                      rows,
+                      cols,
+                      rows * blocks * (kMxBlock / 2 + 1)});
+    }
+    return bank;
+  }
+
+  // Rows first, first + step, … of one expert.
+  static WeightMatrix Mxfp4Matrix(const Mxfp4Bank& bank, size_t e, size_t rows, size_t cols,
+                                  size_t first, size_t step) {
+    const size_t groups = cols / kMxBlock;
+    const std::byte* scales = bank.scales.data + e * rows * groups;
+    const std::byte* nan = std::find(scales, scales + rows * groups, std::byte{255});
+    if (nan != scales + rows * groups) {
+      throw Error(ErrorCode::kCorruptData,
+                  fmt::format("tensor {}_scales: scale {} of expert {} is NaN (255)", bank.name,
+                              nan - scales, e));
+    }
+    WeightMatrix matrix =
+        WeightMatrix::Dense(bank.blocks.data + e * rows * cols / 2 + first * cols / 2,
+                            DType::kF4E2M1, rows / step, cols);
+    matrix.stride = step * cols;
+    matrix.format.scale_dtype = DType::kF8E8M0;
+    matrix.format.scale_rows = 1;
+    matrix.format.scale_cols = kMxBlock;
+    matrix.scale = scales + first * groups;
+    matrix.scale_stride = step * groups;
+    return matrix;
   }
 
   const ModelConfig& config_;
   TensorSource& source_;
-  const ExpertShare& share_;
-  size_t num_moe_ = 0;         // MoE layers so far
-  std::vector<bool> is_mine_;  // [E] of the present one
+  const BindOptions& options_;
+  MatrixBinder matrices_;
+  std::deque<ExpertLayer> experts_;
+  std::deque<WeightMatrix> kv_b_;  // of each layer, until it is split
   std::vector<std::pair<TensorView, std::vector<float>*>>
       vectors_;  // checked and read when all tensors are known to be there
   // What has to be stored another way, then; each keeps its memory in the vector that it is given.
-  std::vector<std::function<void(std::vector<std::shared_ptr<const void>>&)>> copies_;
+  std::vector<std::function<void(Owned&)>> copies_;
   size_t copied_bytes_ = 0;
-  std::vector<SameType> same_type_;
 };
 
 // Adds up what a binder asks for.
@@ -430,15 +600,17 @@ class CountingSource : public TensorSource {
   explicit CountingSource(DType dtype) : dtype_(dtype) {}
   bool Has(std::string_view name) const override {
     return name.find("gate_up_proj") == std::string_view::npos &&
-           name.find("block_sparse_moe") == std::string_view::npos;
+           name.find("block_sparse_moe") == std::string_view::npos &&
+           !name.ends_with("experts.gate_proj");
   }
-  TensorView Take(std::string_view, const Shape& shape) override {
+  TensorView Take(std::string_view, const Shape& shape, std::span<const DType>) override {
     size_t count = 0;
     SY_CHECK(shape.NumElements(count));
     bytes_ += (count * DTypeBytes(dtype_) + 63) / 64 * 64;
     return {nullptr, dtype_, Shape{0}};
   }
-  void Skip(std::string_view, const Shape&) override {}
+  void Skip(std::string_view, const Shape&, std::span<const DType>) override {}
+  bool has_data() const override { return false; }
   void Ignore(std::string_view, std::string_view) override {}
   void Finish() override {}
   size_t bytes() const { return bytes_; }
@@ -451,13 +623,15 @@ class CountingSource : public TensorSource {
 }  // namespace
 
 TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source,
-                               const ExpertShare& share) {
-  return Binder(config, source, share).Bind();
+                               const BindOptions& options) {
+  return Binder(config, source, options).Bind();
 }
 
 WeightBytes RandomWeightBytes(const ModelConfig& config, DType dtype, const ExpertShare& share) {
   CountingSource source(dtype);
-  const TransformerWeights weights = Binder(config, source, share).Bind();
+  BindOptions options;
+  options.share = share;
+  const TransformerWeights weights = Binder(config, source, options).Bind();
   return {source.bytes(), weights.owned_bytes};
 }
 

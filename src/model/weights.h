@@ -2,16 +2,24 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
+#include "model/quantization/quantization.h"
 #include "model/tensor_source.h"
+#include "switchyard/core/thread_pool.h"
 #include "switchyard/model/config.h"
+#include "switchyard/model/stored_matrix.h"
 #include "switchyard/moe/registry/registry.h"
 #include "switchyard/quant/weight_matrix.h"
 
 namespace switchyard {
 
-// Matrices are views of the source's bytes; vectors are small and widened to f32.
+class OnlineQuantization;
+
+// Matrices are views of the source's bytes or of repacked ones; vectors are small and widened to
+// f32.
 struct AttentionWeights {
   WeightMatrix q, k, v, o;   // [heads * D, H], [kv_heads * D, H] twice, [H, heads * D]
   std::vector<float> sinks;  // [heads], or empty
@@ -20,6 +28,7 @@ struct AttentionWeights {
   std::vector<float> q_a_norm, kv_a_norm;      // [q_rank], [kv_rank]
   std::vector<float> q_a_bias, kv_a_bias;      // or empty
   std::vector<WeightMatrix> key_up, value_up;  // of each head, [kv_rank, nope], [value, kv_rank]
+  ActQuant kv_b_act;  // what the checkpoint does with the latent row that key_up and value_up meet
   std::vector<float> q_bias, k_bias, v_bias, o_bias;  // empty without attention_bias
   std::vector<float> q_norm, k_norm;  // [D], [heads * D], or empty, as ModelConfig::qk_norm says
 };
@@ -35,6 +44,7 @@ struct LayerWeights {
   WeightMatrix router;    // [E, H], of MoE layers
   std::vector<float> router_bias, router_correction_bias;  // [E], or empty
   moe::ExpertWeights experts;
+  std::string scheme_w13 = "unquant", scheme_w2 = "unquant";  // of moe/schemes
 };
 
 struct TransformerWeights {
@@ -44,6 +54,7 @@ struct TransformerWeights {
   std::vector<LayerWeights> layers;
   std::vector<std::shared_ptr<const void>> owned;  // what is not read where the source has it
   size_t owned_bytes = 0;
+  std::vector<StoredMatrix> matrices;  // all that were bound, in the order of the model
 };
 
 // What one rank holds of every MoE layer.
@@ -54,13 +65,22 @@ struct ExpertShare {
   size_t tp_parts = 1;
 };
 
-// Takes every tensor of the model from `source`, in either layout of experts that transformers
-// writes, and finishes the source. Of the experts only those of `share` are bound; of the others
-// no byte is read.
-// Errors: as TensorSource::Finish; kCorruptData if a tied model brings a head of its own that
-//   differs in shape; kResourceExhausted if there is no memory for copies.
+struct BindOptions {
+  ExpertShare share;
+  const QuantizationRules* rules = nullptr;    // null: nothing is quantised in the checkpoint
+  const OnlineQuantization* online = nullptr;  // null: nothing is quantised on loading
+  bool activation_quant = true;                // false: no matrix quantises what it meets
+  ThreadPool* pool = nullptr;                  // that repacks; null: the calling thread
+};
+
+// Takes every tensor of the model from `source`, in any layout of experts that checkpoints have,
+// and finishes the source. Of the experts only those of the share are bound; of the others no byte
+// is read, but the static scales of activations, of which the largest serves all.
+// Errors: as TensorSource::Finish; those of the rules and schemes; kCorruptData if a tied model
+//   brings a head of its own that differs in shape; kUnsupported naming the expert if experts of a
+//   layer are stored differently; kResourceExhausted if there is no memory for copies.
 TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source,
-                               const ExpertShare& share = {});
+                               const BindOptions& options);
 
 // Bytes of all tensors of a model with one tensor per expert, for RandomSource, and of what is
 // copied of them.

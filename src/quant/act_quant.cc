@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -170,6 +171,11 @@ float TensorScale(ExecContext& context, ConstRows x, const ActQuant& how,
 
 int MxExponent(float amax, MxScaleRule rule, float largest, int largest_exponent) {
   if (amax == 0.0f) return -127;
+  if (rule == MxScaleRule::kEven) {
+    const uint32_t rounded = (std::bit_cast<uint32_t>(amax) + 0x200000u) & 0xff800000u;
+    const auto value = std::bit_cast<float>(rounded);  // infinity beyond the largest f32
+    return (std::isinf(value) ? 128 : std::ilogb(value)) - largest_exponent;
+  }
   if (rule == MxScaleRule::kOcpFloor) return std::ilogb(amax) - largest_exponent;
   int exponent = 0;
   const double fraction = std::frexp(double{amax} / double{largest}, &exponent);  // in [0.5, 1)

@@ -24,7 +24,8 @@ bool IsDense(const MatrixFormat& format) {
 // Whether the integer product gives sum * row scale * column scale.
 bool TakesInt8(const MatrixFormat& weights, size_t cols) {
   return (weights.dtype == DType::kI8 || weights.dtype == DType::kI4) && weights.is_quantized() &&
-         weights.scale_cols >= cols && !weights.has_zero && cols <= kernels::kMaxInt8Depth;
+         weights.scale_cols >= cols && !weights.has_zero && !weights.has_tensor_scale &&
+         !weights.has_column_groups && cols <= kernels::kMaxInt8Depth;
 }
 
 bool HasRowScale(const QuantRows& x) { return x.has_scale() && x.scale_cols >= x.cols; }
@@ -105,6 +106,10 @@ kernels::CodeRow RowOf(const ExpertMatrices& w, size_t expert, size_t n) {
   row.scale_dtype = format.scale_dtype;
   if (!w.scale.empty()) row.scale = w.scale[expert] + at * DTypeBytes(format.scale_dtype);
   if (format.has_zero) row.zero = reinterpret_cast<const uint8_t*>(w.zero[expert]) + at;
+  if (format.has_tensor_scale) row.tensor_scale = *w.tensor_scale[expert];
+  if (!format.has_column_groups) return row;
+  row.column_group = w.column_group[expert];
+  row.num_groups = w.scale_stride;
   return row;
 }
 
@@ -218,11 +223,9 @@ void MultiplyExpert(const ActRows& x, const ExpertMatrices& w, size_t expert, si
 
 double MatrixElement(const ExpertMatrices& w, size_t expert, size_t n, size_t k) {
   const kernels::CodeRow row = RowOf(w, expert, n);
-  double value = kernels::CodeAt(row.dtype, row.q, k);
-  const size_t group = row.group == 0 ? 0 : k / row.group;
-  if (row.zero != nullptr) value -= row.zero[group];
-  if (row.scale != nullptr) value *= double{kernels::ScaleAt(row.scale_dtype, row.scale, group)};
-  return value;
+  const double code = kernels::CodeAt(row.dtype, row.q, k);
+  if (row.scale == nullptr && row.zero == nullptr) return code;
+  return (code - double{kernels::ZeroOfColumn(row, k)}) * double{kernels::ScaleOfColumn(row, k)};
 }
 
 void DecodeMatrixRow(const ExpertMatrices& w, size_t expert, size_t n, float* out) {

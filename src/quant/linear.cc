@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/convert/convert.h"
+#include "quant/expert_matmul.h"
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/macros.h"
@@ -47,6 +48,8 @@ DType ResolveActDType(std::string_view setting, DType weights) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("act_dtype must be auto, f32 or bf16, found \"{}\"", setting));
   }
+  if (weights != DType::kF32 && weights != DType::kF16 && weights != DType::kBF16)
+    return DType::kF32;
   if (setting == "bf16" && kernels::FindMatmul(DType::kBF16, weights) == nullptr) {
     throw Error(ErrorCode::kUnsupported, fmt::format("--act-dtype bf16: no kernel multiplies bf16 "
                                                      "activations with {} weights; use f32 or auto",
@@ -72,55 +75,74 @@ size_t TaskRows(size_t total_rows, size_t num_threads) {
 namespace {
 
 // Outputs [n0, n0 + n) of a job.
-void RunPart(const ActRows& x, const LinearJob& job, size_t n0, size_t n) {
-  kernels::MatmulArgs args;
-  args.a_rows = x.rows.data();
-  args.num_rows = x.rows.size();
-  args.w = job.weight.RowAt(n0);
-  args.w_stride = job.weight.stride;
-  args.n = n;
-  args.k = job.weight.cols;
-  args.out = job.out.data + n0;
-  args.out_stride = job.out.stride;
-  MatmulFor(x.dtype, job.weight.dtype)(args);
-  if (job.bias == nullptr) return;
+void RunPart(const ActRows& x, const LinearJob& job, size_t n0, size_t n,
+             std::span<float> scratch) {
+  MultiplyExpert(x, job.weight.AsBank(), 0, n0, n, scratch, job.out.data + n0, job.out.stride);
+  const float* bias = job.weight.bias != nullptr ? job.weight.bias : job.bias;
+  if (bias == nullptr) return;
   for (size_t t = 0; t < x.rows.size(); ++t) {
     float* out = job.out.Row(t) + n0;
-    for (size_t i = 0; i < n; ++i) out[i] += job.bias[n0 + i];
+    for (size_t i = 0; i < n; ++i) out[i] += bias[n0 + i];
   }
 }
 
-// Calls run(job, n0, n) for parts of all jobs, in parallel. job_at(i) is a LinearJob.
-template <typename JobAt, typename Run>
-void ForEachPart(ExecContext& context, size_t num_jobs, const JobAt& job_at, const Run& run) {
+// Runs parts of all calls, in parallel. call_at(i) is a LinearJob and its activations.
+template <typename JobAt, typename RowsAt>
+void RunParts(ExecContext& context, size_t num_jobs, const JobAt& job_at, const RowsAt& rows_at) {
   size_t total_rows = 0;
-  for (size_t i = 0; i < num_jobs; ++i) total_rows += job_at(i).weight.rows;
+  for (size_t i = 0; i < num_jobs; ++i) total_rows += job_at(i).num_outputs();
   const size_t task_rows = TaskRows(total_rows, context.pool.num_threads());
   const auto tasks_of = [&](size_t i) {
-    return (job_at(i).weight.rows + task_rows - 1) / task_rows;
+    return (job_at(i).num_outputs() + task_rows - 1) / task_rows;
   };
   size_t num_tasks = 0;
-  for (size_t i = 0; i < num_jobs; ++i) num_tasks += tasks_of(i);
-  context.pool.Run(num_tasks, [&](size_t task, size_t) {
+  size_t scratch_floats = 0;
+  for (size_t i = 0; i < num_jobs; ++i) {
+    num_tasks += tasks_of(i);
+    scratch_floats =
+        std::max(scratch_floats, ExpertScratchFloats(job_at(i).weight.AsBank(), task_rows));
+  }
+  scratch_floats = (scratch_floats + 15) / 16 * 16;
+  float* scratch =
+      context.arena.AllocateSpan<float>(context.pool.num_threads() * scratch_floats).data();
+  context.pool.Run(num_tasks, [&](size_t task, size_t worker) {
     size_t i = 0;
     for (size_t tasks; task >= (tasks = tasks_of(i)); ++i) task -= tasks;
+    const LinearJob& job = job_at(i);
     const size_t n0 = task * task_rows;
-    run(i, n0, std::min(task_rows, job_at(i).weight.rows - n0));
+    RunPart(rows_at(i), job, job.first + n0, std::min(task_rows, job.num_outputs() - n0),
+            std::span<float>(scratch + worker * scratch_floats, scratch_floats));
   });
+}
+
+// Whether what is prepared for one job serves another.
+bool TakesSameRows(const LinearJob& a, const LinearJob& b) {
+  const auto dtype = [](const LinearJob& job) {
+    return ExpertRowDType(job.weight.act, job.weight.format, job.weight.cols, job.act_dtype);
+  };
+  return a.weight.act == b.weight.act && dtype(a) == dtype(b);
 }
 
 }  // namespace
 
-void RunLinears(ExecContext& context, const ActRows& x, std::span<const LinearJob> jobs) {
-  ForEachPart(
+void RunLinears(ExecContext& context, ConstRows x, std::span<const LinearJob> jobs) {
+  const std::span<ActRows> rows = context.arena.AllocateSpan<ActRows>(jobs.size());
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    size_t same = 0;
+    while (same < i && !TakesSameRows(jobs[same], jobs[i])) ++same;
+    rows[i] = same < i ? rows[same]
+                       : PrepareExpertRows(context, QuantRows::Plain(x), jobs[i].weight.act,
+                                           jobs[i].weight.format, jobs[i].act_dtype);
+  }
+  RunParts(
       context, jobs.size(), [&](size_t i) -> const LinearJob& { return jobs[i]; },
-      [&](size_t i, size_t n0, size_t n) { RunPart(x, jobs[i], n0, n); });
+      [&](size_t i) -> const ActRows& { return rows[i]; });
 }
 
 void RunLinearCalls(ExecContext& context, std::span<const LinearCall> calls) {
-  ForEachPart(
+  RunParts(
       context, calls.size(), [&](size_t i) -> const LinearJob& { return calls[i].job; },
-      [&](size_t i, size_t n0, size_t n) { RunPart(calls[i].x, calls[i].job, n0, n); });
+      [&](size_t i) -> const ActRows& { return calls[i].x; });
 }
 
 ActRows SliceColumns(Arena& arena, const ActRows& x, size_t first, size_t count) {
@@ -128,10 +150,6 @@ ActRows SliceColumns(Arena& arena, const ActRows& x, size_t first, size_t count)
   for (size_t t = 0; t < rows.size(); ++t)
     rows[t] = static_cast<const std::byte*>(x.rows[t]) + BytesOf(x.dtype, first);
   return {x.dtype, rows, count, x.row_scale};
-}
-
-void Linear(ExecContext& context, ConstRows x, DType act, const LinearJob& job) {
-  RunLinears(context, PrepareActivations(context, x, act), {&job, 1});
 }
 
 }  // namespace switchyard::quant

@@ -1,6 +1,7 @@
 // Linear layers: activations times weight matrices, spread over the threads.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -40,29 +41,35 @@ ActRows PrepareActivations(ExecContext& context, ConstRows x, DType dtype);
 
 // The type that activations take for weights of `weights` under a setting "auto", "f32" or "bf16".
 // Errors: kInvalidArgument for another setting; kUnsupported naming both types if no kernel
-//   multiplies them.
+//   multiplies them. Types of weights that are decoded first take f32, whatever is set.
 DType ResolveActDType(std::string_view setting, DType weights);
 
-// out[t, n] = sum over k of x[t, k] w[n, k] (+ bias[n]).
+// out[t, n] = sum over k of x[t, k] w[n, k] (+ bias[n]), for outputs [first, first + count).
 struct LinearJob {
   WeightMatrix weight;
   const float* bias = nullptr;  // [weight.rows] or nullptr
   Rows out;                     // [T, weight.rows]
+  DType act_dtype = DType::kF32;  // of the activations, where nothing is quantised: kF32 or kBF16
+  size_t first = 0;
+  size_t count = SIZE_MAX;  // cut off at the last row
+
+  size_t num_outputs() const { return std::min(count, weight.rows - first); }
 };
 
-// Runs all jobs over the same activations in one parallel region. Deterministic: the bits of a row
-// depend on nothing but the row and the matrix.
-void RunLinears(ExecContext& context, const ActRows& x, std::span<const LinearJob> jobs);
+// Runs all jobs over the same activations in one parallel region. Each job's scheme decides what
+// becomes of them first (weight.act); jobs that want the same share it. Deterministic: the bits of
+// a row depend on nothing but the row and the matrix.
+// Shapes: x [T, cols of all weights].
+// Errors: those of QuantizeRows.
+void RunLinears(ExecContext& context, ConstRows x, std::span<const LinearJob> jobs);
 
-// Products of different activations, in one parallel region: those of the heads of a layer.
+// Products of different activations, prepared for each, in one parallel region: those of the heads
+// of a layer.
 struct LinearCall {
   ActRows x;
   LinearJob job;
 };
 void RunLinearCalls(ExecContext& context, std::span<const LinearCall> calls);
-
-// One matrix; x is rounded to `act` first.
-void Linear(ExecContext& context, ConstRows x, DType act, const LinearJob& job);
 
 // The kernel for a pair that ResolveActDType allowed.
 kernels::MatmulFn MatmulFor(DType act, DType weight);

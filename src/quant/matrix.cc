@@ -58,6 +58,21 @@ void QuantMatrix::SetScale(size_t i, size_t j, float value) {
   }
 }
 
+WeightMatrix QuantMatrix::View() const {
+  WeightMatrix view;
+  view.format = format;
+  view.rows = rows;
+  view.cols = cols;
+  view.stride = stride;
+  view.scale_stride = scale_stride;
+  view.data = data.data();
+  if (format.is_quantized()) view.scale = scale.data();
+  if (format.has_zero) view.zero = zero.data();
+  if (format.has_tensor_scale) view.tensor_scale = &tensor_scale;
+  if (format.has_column_groups) view.column_group = column_group.data();
+  return view;
+}
+
 MatrixBank::MatrixBank(std::vector<QuantMatrix> matrices) : matrices_(std::move(matrices)) {
   for (const QuantMatrix& matrix : matrices_) {
     const QuantMatrix& first = matrices_.front();
@@ -70,6 +85,8 @@ MatrixBank::MatrixBank(std::vector<QuantMatrix> matrices) : matrices_(std::move(
     data_.push_back(matrix.data.data());
     if (first.format.is_quantized()) scale_.push_back(matrix.scale.data());
     if (first.format.has_zero) zero_.push_back(matrix.zero.data());
+    if (first.format.has_tensor_scale) tensor_scale_.push_back(&matrix.tensor_scale);
+    if (first.format.has_column_groups) column_group_.push_back(matrix.column_group.data());
   }
 }
 
@@ -85,6 +102,8 @@ ExpertMatrices MatrixBank::View() const {
   view.data = data_;
   view.scale = scale_;
   view.zero = zero_;
+  view.tensor_scale = tensor_scale_;
+  view.column_group = column_group_;
   return view;
 }
 

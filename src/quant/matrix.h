@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "switchyard/core/quant_format.h"
+#include "switchyard/quant/weight_matrix.h"
 
 namespace switchyard::quant {
 
@@ -21,11 +22,18 @@ struct QuantMatrix {
   std::vector<std::byte> data;
   std::vector<std::byte> scale;
   std::vector<std::byte> zero;
+  float tensor_scale = 1.0f;          // of formats that have it
+  std::vector<int32_t> column_group;  // [cols], of formats that have it
 
-  // A matrix of zero bytes with a grid that fits it. 0 for scale_rows or scale_cols of a format
+  // A matrix of zero bytes with a grid that fits it; column groups and tensor scale are the caller's. 0 for scale_rows or scale_cols of a format
   // with scales means the whole matrix.
   static QuantMatrix Make(MatrixFormat format, size_t rows, size_t cols);
 
+  // Refers to *this. The activations are left as they are.
+  WeightMatrix View() const;
+  size_t bytes() const {
+    return data.size() + scale.size() + zero.size() + column_group.size() * sizeof(int32_t);
+  }
   size_t grid_rows() const { return scale_stride == 0 ? 0 : CeilDiv(rows, format.scale_rows); }
   // Stores into row n, column k of an integer type (two's complement for kI4).
   void SetCode(size_t n, size_t k, int code);
@@ -51,6 +59,8 @@ class MatrixBank {
  private:
   std::vector<QuantMatrix> matrices_;
   std::vector<const std::byte*> data_, scale_, zero_;
+  std::vector<const float*> tensor_scale_;
+  std::vector<const int32_t*> column_group_;
 };
 
 }  // namespace switchyard::quant

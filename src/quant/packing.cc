@@ -64,16 +64,16 @@ QuantMatrix WithScales(DType dtype, const PackedShape& shape, const RawScales& s
   return matrix;
 }
 
-// An empty matrix with zero points and f16 scales, which lie transposed in the file: [K/g, N].
-QuantMatrix WithTransposedScales(DType dtype, const PackedShape& shape,
-                                 std::span<const F16> scales) {
+// An empty matrix with zero points and the scales of a file, where they lie transposed: [K/g, N].
+QuantMatrix WithTransposedScales(DType dtype, const PackedShape& shape, const RawScales& scales) {
   QuantMatrix matrix =
-      QuantMatrix::Make({dtype, DType::kF16, 1, shape.group, true}, shape.n, shape.k);
-  CheckCount(shape.name, "scales", scales.size(), shape.groups() * shape.n);
+      QuantMatrix::Make({dtype, scales.dtype, 1, shape.group, true}, shape.n, shape.k);
+  const size_t bytes = DTypeBytes(scales.dtype);
+  CheckCount(shape.name, "scales", scales.bytes.size() / bytes, shape.groups() * shape.n);
   for (size_t n = 0; n < shape.n; ++n) {
     for (size_t j = 0; j < matrix.scale_stride; ++j) {
-      std::memcpy(matrix.scale.data() + (n * matrix.scale_stride + j) * sizeof(F16),
-                  &scales[j * shape.n + n], sizeof(F16));
+      std::memcpy(matrix.scale.data() + (n * matrix.scale_stride + j) * bytes,
+                  scales.bytes.data() + (j * shape.n + n) * bytes, bytes);
     }
   }
   return matrix;
@@ -90,15 +90,48 @@ std::vector<F16> TransposedScales(const QuantMatrix& matrix) {
   return scales;
 }
 
+uint32_t ReadWord(const int32_t* words, size_t i) { return static_cast<uint32_t>(words[i]); }
+
+// Bytes 4 i … of row n, as many as the row has.
+void StoreWord(QuantMatrix& matrix, size_t n, size_t i, uint32_t word) {
+  const size_t row_bytes = BytesOf(matrix.format.dtype, matrix.cols);
+  std::memcpy(matrix.data.data() + BytesOf(matrix.format.dtype, n * matrix.stride) + 4 * i, &word,
+              std::min<size_t>(4, row_bytes - 4 * i));
+}
+
+// Nibble i of result p is nibble p of word i: swaps of ever larger squares.
+void TransposeNibbles(uint32_t (&w)[8]) {
+  constexpr uint32_t kMasks[] = {0x0f0f0f0fu, 0x00ff00ffu, 0x0000ffffu};
+  for (uint32_t level = 0; level < 3; ++level) {
+    const uint32_t step = 1u << level;
+    const uint32_t shift = 4 * step;
+    for (uint32_t i = 0; i < 8; ++i) {
+      if ((i & step) != 0) continue;
+      const uint32_t low = w[i], high = w[i + step];
+      w[i] = (low & kMasks[level]) | ((high & kMasks[level]) << shift);
+      w[i + step] = ((low >> shift) & kMasks[level]) | (high & ~kMasks[level]);
+    }
+  }
+}
+
 // i32 [N, K/8]; `flip` is 8 for offset binary.
 QuantMatrix ImportRowWords(const PackedShape& shape, std::span<const int32_t> packed,
                            const RawScales& scales, NibbleOrder order, uint8_t flip) {
   CheckMultiple(shape.name, "K", shape.k, 8);
   CheckCount(shape.name, "weight", packed.size(), shape.n * shape.k / 8);
   QuantMatrix matrix = WithScales(DType::kI4, shape, scales);
-  const std::vector<uint8_t> codes = UnpackWords(packed, order);
+  const size_t words = shape.k / 8;
   for (size_t n = 0; n < shape.n; ++n) {
-    for (size_t k = 0; k < shape.k; ++k) matrix.SetCode(n, k, codes[n * shape.k + k] ^ flip);
+    for (size_t i = 0; i < words; ++i) {
+      const uint32_t word = ReadWord(packed.data(), n * words + i) ^ (flip * 0x11111111u);
+      uint32_t linear = word;
+      if (order == NibbleOrder::kSplit) {
+        linear = 0;
+        for (size_t e = 0; e < 8; ++e)
+          linear |= ((word >> ShiftOf(order, e)) & 15u) << ShiftOf(NibbleOrder::kLinear, e);
+      }
+      StoreWord(matrix, n, i, linear);
+    }
   }
   return matrix;
 }
@@ -126,17 +159,39 @@ void SetWordElement(int32_t& word, size_t i, size_t bits, uint32_t code) {
   word = static_cast<int32_t>(static_cast<uint32_t>(word) | (code << (i * bits)));
 }
 
-void CheckGroupOrder(const PackedShape& shape, std::span<const int32_t> g_idx) {
+// Column groups, where they are not in order.
+void SetColumnGroups(const PackedShape& shape, std::span<const int32_t> g_idx,
+                     QuantMatrix& matrix) {
   if (g_idx.empty()) return;
   CheckCount(shape.name, "g_idx", g_idx.size(), shape.k);
+  bool in_order = true;
   for (size_t k = 0; k < shape.k; ++k) {
-    const size_t expected = shape.group == 0 ? 0 : k / shape.group;
-    if (g_idx[k] >= 0 && static_cast<size_t>(g_idx[k]) == expected) continue;
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("{} g_idx: input {} is in group {}, in order it would be {}; desc_act "
-                            "(groups out of order) is not supported",
-                            shape.name, k, g_idx[k], expected));
+    if (g_idx[k] < 0 || static_cast<size_t>(g_idx[k]) >= shape.groups()) {
+      throw Error(ErrorCode::kCorruptData,
+                  fmt::format("{} g_idx: input {} is in group {}, there are {}", shape.name, k,
+                              g_idx[k], shape.groups()));
+    }
+    in_order = in_order &&
+               static_cast<size_t>(g_idx[k]) == (shape.group == 0 ? 0 : k / shape.group);
   }
+  if (in_order) return;
+  matrix.format.has_column_groups = true;
+  matrix.column_group.assign(g_idx.begin(), g_idx.end());
+}
+
+// Zero point of row n, group j out of words [N*bits/32, groups], linear along N: element n % per of
+// word (n / per, j) or, `by_group`, of words [groups, N*bits/32].
+uint32_t ZeroPointAt(std::span<const int32_t> words, size_t bits, size_t n, size_t j,
+                     size_t rows, size_t groups, bool by_group) {
+  const size_t per_word = 32 / bits;
+  const size_t at = by_group ? (j * rows + n) / per_word : n / per_word * groups + j;
+  return WordElement(words[at], n % per_word, bits);
+}
+
+void CheckBits(std::string_view name, size_t bits) {
+  if (bits == 4 || bits == 8) return;
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{}: weights of {} bits; 4 and 8 are supported", name, bits));
 }
 
 }  // namespace
@@ -165,10 +220,25 @@ QuantMatrix ImportAwq(const PackedShape& shape, const AwqTensors& tensors) {
   CheckCount(shape.name, "qweight", tensors.qweight.size(), shape.k * shape.n / 8);
   CheckCount(shape.name, "qzeros", tensors.qzeros.size(), shape.groups() * shape.n / 8);
   QuantMatrix matrix = WithTransposedScales(DType::kU4, shape, tensors.scales);
-  const std::vector<uint8_t> codes = UnpackWords(tensors.qweight, NibbleOrder::kSplit);
+  // Squares of 8 inputs by 8 outputs; those of 64 bytes of several rows stay in the cache.
+  constexpr size_t kSide = 16;
+  const size_t words = shape.n / 8, depth = CeilDiv(shape.k, 8);
+  const auto transpose = [&](size_t c, size_t d) {
+    uint32_t square[8] = {};
+    for (size_t i = 0; i < 8 && 8 * d + i < shape.k; ++i)
+      square[i] = ReadWord(tensors.qweight.data(), (8 * d + i) * words + c);
+    TransposeNibbles(square);
+    for (size_t e = 0; e < 8; ++e) StoreWord(matrix, 8 * c + e, d, square[kSplitNibbles[e]]);
+  };
+  for (size_t c0 = 0; c0 < words; c0 += kSide) {
+    for (size_t d0 = 0; d0 < depth; d0 += kSide) {
+      for (size_t d = d0; d < std::min(depth, d0 + kSide); ++d) {
+        for (size_t c = c0; c < std::min(words, c0 + kSide); ++c) transpose(c, d);
+      }
+    }
+  }
   const std::vector<uint8_t> zeros = UnpackWords(tensors.qzeros, NibbleOrder::kSplit);
   for (size_t n = 0; n < shape.n; ++n) {
-    for (size_t k = 0; k < shape.k; ++k) matrix.SetCode(n, k, codes[k * shape.n + n]);
     for (size_t j = 0; j < matrix.scale_stride; ++j)
       matrix.zero[n * matrix.scale_stride + j] = std::byte{zeros[j * shape.n + n]};
   }
@@ -195,27 +265,29 @@ OwnedAwq ExportAwq(const QuantMatrix& matrix) {
 
 QuantMatrix ImportGptq(const PackedShape& shape, const GptqTensors& tensors) {
   const size_t bits = tensors.bits;
-  if (bits != 4 && bits != 8) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}: GPTQ with {} bits; 4 and 8 are supported", shape.name, bits));
-  }
+  CheckBits(shape.name, bits);
   const size_t per_word = 32 / bits;
   CheckMultiple(shape.name, "K", shape.k, per_word);
   CheckMultiple(shape.name, "N", shape.n, per_word);
   CheckCount(shape.name, "qweight", tensors.qweight.size(), shape.k / per_word * shape.n);
   CheckCount(shape.name, "qzeros", tensors.qzeros.size(), shape.groups() * shape.n / per_word);
-  CheckGroupOrder(shape, tensors.g_idx);
   QuantMatrix matrix =
       WithTransposedScales(bits == 4 ? DType::kU4 : DType::kU8, shape, tensors.scales);
+  SetColumnGroups(shape, tensors.g_idx, matrix);
+  // A word holds inputs side by side, as a row does: words change places, and nothing in them.
+  constexpr size_t kSide = 16;
+  const size_t depth = shape.k / per_word;
+  for (size_t n0 = 0; n0 < shape.n; n0 += kSide) {
+    for (size_t d = 0; d < depth; ++d) {
+      for (size_t n = n0; n < std::min(shape.n, n0 + kSide); ++n)
+        StoreWord(matrix, n, d, ReadWord(tensors.qweight.data(), d * shape.n + n));
+    }
+  }
   const uint32_t add = tensors.format == GptqFormat::kV1 ? 1 : 0;
   for (size_t n = 0; n < shape.n; ++n) {
-    for (size_t k = 0; k < shape.k; ++k) {
-      const int32_t word = tensors.qweight[k / per_word * shape.n + n];
-      matrix.SetCode(n, k, static_cast<int>(WordElement(word, k % per_word, bits)));
-    }
     for (size_t j = 0; j < matrix.scale_stride; ++j) {
-      const int32_t word = tensors.qzeros[(j * shape.n + n) / per_word];
-      const uint32_t zero = WordElement(word, n % per_word, bits) + add;
+      const uint32_t zero =
+          ZeroPointAt(tensors.qzeros, bits, n, j, shape.n, shape.groups(), true) + add;
       if (zero > 255) {
         throw Error(ErrorCode::kCorruptData,
                     fmt::format("{} qzeros: the zero point of output {}, group {} is {}, above 255",
@@ -268,6 +340,35 @@ std::vector<int32_t> ExportWna16(const QuantMatrix& matrix) {
   return ExportRowWords("wna16", matrix, NibbleOrder::kLinear, 8);
 }
 
+QuantMatrix ImportPackQuantized(const PackedShape& shape, const PackQuantizedTensors& tensors) {
+  const size_t bits = tensors.bits;
+  CheckBits(shape.name, bits);
+  const size_t per_word = 32 / bits, words = CeilDiv(shape.k, per_word);
+  CheckCount(shape.name, "weight_packed", tensors.packed.size(), shape.n * words);
+  const bool symmetric = tensors.zero_points.empty();
+  const DType dtype = bits == 4 ? (symmetric ? DType::kI4 : DType::kU4)
+                                : (symmetric ? DType::kI8 : DType::kU8);
+  QuantMatrix matrix = WithScales(dtype, shape, tensors.scales);
+  SetColumnGroups(shape, tensors.g_idx, matrix);
+  const uint32_t flip = symmetric ? (bits == 4 ? 0x88888888u : 0x80808080u) : 0;
+  for (size_t n = 0; n < shape.n; ++n) {
+    for (size_t i = 0; i < words; ++i)
+      StoreWord(matrix, n, i, ReadWord(tensors.packed.data(), n * words + i) ^ flip);
+  }
+  if (symmetric) return matrix;
+  CheckCount(shape.name, "weight_zero_point", tensors.zero_points.size(),
+             CeilDiv(shape.n, per_word) * shape.groups());
+  matrix.format.has_zero = true;
+  matrix.zero.resize(shape.n * matrix.scale_stride);
+  for (size_t n = 0; n < shape.n; ++n) {
+    for (size_t j = 0; j < matrix.scale_stride; ++j) {
+      matrix.zero[n * matrix.scale_stride + j] = static_cast<std::byte>(
+          ZeroPointAt(tensors.zero_points, bits, n, j, shape.n, shape.groups(), false));
+    }
+  }
+  return matrix;
+}
+
 QuantMatrix ImportQuarkInt4(const PackedShape& shape, std::span<const int32_t> packed,
                             const RawScales& scales) {
   return ImportRowWords(shape, packed, scales, NibbleOrder::kSplit, 0);
@@ -289,11 +390,16 @@ QuantMatrix ImportPairedRows(const PackedShape& shape, size_t stored_rows,
   }
   CheckCount(shape.name, "weight", packed.size(), stored_rows * shape.k);
   QuantMatrix matrix = WithScales(DType::kI4, shape, scales);
-  for (size_t n = 0; n < shape.n; ++n) {
-    for (size_t k = 0; k < shape.k; ++k) {
-      const int byte{
-          packed[n / 2 * shape.k + k]};  // NOLINT(bugprone-signed-char-misuse): two codes
-      matrix.SetCode(n, k, n % 2 == 0 ? byte : byte >> 4);
+  const size_t row_bytes = matrix.stride / 2;
+  for (size_t j = 0; j < stored_rows; ++j) {
+    const auto* from = reinterpret_cast<const uint8_t*>(packed.data()) + j * shape.k;
+    auto* low = reinterpret_cast<uint8_t*>(matrix.data.data()) + 2 * j * row_bytes;
+    uint8_t* high = low + row_bytes;
+    for (size_t k = 0; k < shape.k; k += 2) {
+      const uint8_t even = from[k];
+      const uint8_t odd = k + 1 < shape.k ? from[k + 1] : 0;
+      low[k / 2] = static_cast<uint8_t>((even & 15) | (odd << 4));
+      high[k / 2] = static_cast<uint8_t>((even >> 4) | (odd & 0xf0));
     }
   }
   return matrix;
@@ -323,15 +429,19 @@ QuantMatrix ImportInt4Bytes(const PackedShape& shape, size_t stored_rows,
   }
   CheckCount(shape.name, "weight", codes.size(), shape.n * shape.k);
   QuantMatrix matrix = WithScales(DType::kI4, shape, scales);
+  const auto outside = std::ranges::find_if(codes, [](int8_t q) { return q < -8 || q > 7; });
+  if (outside != codes.end()) {
+    const auto at = static_cast<size_t>(outside - codes.begin());
+    throw Error(ErrorCode::kCorruptData,
+                fmt::format("{} weight: element ({}, {}) is {}, outside [-8, 7]", shape.name,
+                            at / shape.k, at % shape.k, int{*outside}));
+  }
   for (size_t n = 0; n < shape.n; ++n) {
-    for (size_t k = 0; k < shape.k; ++k) {
-      const int code{codes[n * shape.k + k]};  // NOLINT(bugprone-signed-char-misuse): a number
-      if (code < -8 || code > 7) {
-        throw Error(ErrorCode::kCorruptData,
-                    fmt::format("{} weight: element ({}, {}) is {}, outside [-8, 7]", shape.name, n,
-                                k, code));
-      }
-      matrix.SetCode(n, k, code);
+    const auto* from = reinterpret_cast<const uint8_t*>(codes.data()) + n * shape.k;
+    auto* to = reinterpret_cast<uint8_t*>(matrix.data.data()) + n * matrix.stride / 2;
+    for (size_t k = 0; k < shape.k; k += 2) {
+      const uint8_t odd = k + 1 < shape.k ? from[k + 1] : 0;
+      to[k / 2] = static_cast<uint8_t>((from[k] & 15) | (odd << 4));
     }
   }
   return matrix;

@@ -33,6 +33,8 @@ struct PackedShape {
 struct RawScales {
   DType dtype = DType::kF32;
   std::span<const std::byte> bytes;
+
+  static RawScales Of(std::span<const F16> scales) { return {DType::kF16, std::as_bytes(scales)}; }
 };
 
 // --- Eight 4-bit codes in an i32 -------------------------------------------------------------
@@ -53,13 +55,13 @@ std::vector<int32_t> PackWords(std::span<const uint8_t> codes, NibbleOrder order
 
 // --- AWQ (5.6): w = (q - z) * s ---------------------------------------------------------------
 
-// Shapes: qweight [K, N/8], qzeros [K/g, N/8] in kSplit order along N, scales f16 [K/g, N].
+// Shapes: qweight [K, N/8], qzeros [K/g, N/8] in kSplit order along N, scales [K/g, N].
 struct AwqTensors {
   std::span<const int32_t> qweight;
   std::span<const int32_t> qzeros;
-  std::span<const F16> scales;
+  RawScales scales;
 };
-// kU4 with zero points and f16 scales.
+// kU4 with zero points.
 QuantMatrix ImportAwq(const PackedShape& shape, const AwqTensors& tensors);
 
 struct OwnedAwq {
@@ -74,19 +76,19 @@ OwnedAwq ExportAwq(const QuantMatrix& matrix);
 enum class GptqFormat : uint8_t { kV1, kV2 };
 
 // Shapes: qweight [K*bits/32, N]: element i of a word is row (32/bits) r + i; qzeros [K/g,
-//   N*bits/32], linear along N; scales f16 [K/g, N]; g_idx [K] or empty.
+//   N*bits/32], linear along N; scales [K/g, N]; g_idx [K] or empty.
 struct GptqTensors {
   GptqFormat format = GptqFormat::kV1;
   size_t bits = 4;  // 4 or 8
   std::span<const int32_t> qweight;
   std::span<const int32_t> qzeros;
-  std::span<const F16> scales;
+  RawScales scales;
   std::span<const int32_t> g_idx;
 };
-// kU4 or kU8 with zero points and f16 scales; symmetric files are those whose zero points are all
-// in the middle.
-// Errors: also kUnsupported if g_idx does not name the groups in order (desc_act), or for other
-//   bits; kCorruptData for an 8-bit v1 zero point of 255, whose 256 no u8 holds.
+// kU4 or kU8 with zero points; symmetric files are those whose zero points are all in the middle.
+// With column groups if g_idx does not name the groups in order (desc_act).
+// Errors: also kUnsupported for other bits; kCorruptData for an 8-bit v1 zero point of 255, whose
+//   256 no u8 holds, and for a group that does not exist.
 QuantMatrix ImportGptq(const PackedShape& shape, const GptqTensors& tensors);
 
 struct OwnedGptq {
@@ -104,6 +106,21 @@ OwnedGptq ExportGptq(const QuantMatrix& matrix, GptqFormat format);
 QuantMatrix ImportWna16(const PackedShape& shape, std::span<const int32_t> packed,
                         const RawScales& scales);
 std::vector<int32_t> ExportWna16(const QuantMatrix& matrix);
+
+// compressed-tensors "pack-quantized" in full (5.12): 4 or 8 bits, groups or whole rows, symmetric
+// (offset binary, no zero points) or not.
+// Shapes: packed i32 [N, ceil(K*bits/32)], scales [N, K/g], zero_points i32 [ceil(N*bits/32), K/g],
+//   linear along N, or empty; g_idx [K] or empty.
+struct PackQuantizedTensors {
+  size_t bits = 4;
+  std::span<const int32_t> packed;
+  RawScales scales;
+  std::span<const int32_t> zero_points;
+  std::span<const int32_t> g_idx;
+};
+// kI4 or kI8, or kU4 or kU8 with zero points.
+// Errors: also kUnsupported for other bits; kCorruptData for a group that does not exist.
+QuantMatrix ImportPackQuantized(const PackedShape& shape, const PackQuantizedTensors& tensors);
 
 // Quark int4 (5.11): i32 [N, K/8] in kSplit order, two's complement.
 // Shapes: scales [N, K/g].

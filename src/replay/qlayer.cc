@@ -113,7 +113,7 @@ class BankReader {
     const quant::PackedShape shape{name, n_, k_, group_};
     if (scheme_ == "awq_int4")
       return quant::ImportAwq(shape, {Part<int32_t>("q", expert), Part<int32_t>("zeros", expert),
-                                      Part<F16>("scale", expert)});
+                                      quant::RawScales::Of(Part<F16>("scale", expert))});
     if (scheme_ == "wna16_int4")
       return quant::ImportWna16(shape, Part<int32_t>("q", expert),
                                 {DType::kBF16, std::as_bytes(Part<BF16>("scale", expert))});

@@ -210,12 +210,11 @@ class QuantCase {
     const size_t k = packed[0];
     const size_t n = packed[1] * 8;
     const std::span<const uint8_t> scale_bytes = Bytes("in.scales", DType::kF16);
-    const auto* scales = reinterpret_cast<const F16*>(scale_bytes.data());
     const std::vector<int32_t> qweight = file_.I32("in.qweight");
     const std::vector<int32_t> qzeros = file_.I32("in.qzeros");
     PutValues("out.w",
               quant::ImportAwq({file_.name(), n, k, file_.Size("group")},
-                               {qweight, qzeros, {scales, scale_bytes.size() / sizeof(F16)}}),
+                               {qweight, qzeros, {DType::kF16, std::as_bytes(scale_bytes)}}),
               true);
   }
 

@@ -36,12 +36,11 @@ struct Products {
     for (size_t i = 0; i < 2; ++i) out.emplace_back(rows_ * cols_[i], -1.0f);
     for (size_t i = 0; i < 2; ++i) {
       const auto* data = reinterpret_cast<const std::byte*>(w_[i].data());
-      jobs.push_back({{data, DType::kF32, cols_[i], inner_, inner_},
+      jobs.push_back({WeightMatrix::Dense(data, DType::kF32, cols_[i], inner_),
                       i == 0 ? bias_.data() : nullptr,
                       Rows(out[i].data(), rows_, cols_[i])});
     }
-    const ConstRows x(x_.data(), rows_, inner_);
-    shared.RunLinears(context, quant::PrepareActivations(context, x, DType::kF32), jobs, 3);
+    shared.RunLinears(context, ConstRows(x_.data(), rows_, inner_), jobs, 3);
     return out;
   }
 

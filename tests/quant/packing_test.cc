@@ -70,7 +70,7 @@ TEST(Awq, RoundTripAndByHand) {
   const PackedShape shape{"experts.3.up_proj", 16, 70, 32};  // a ragged last group
   const OwnedAwq file{RandomInts<int32_t>(random, 70 * 2), RandomInts<int32_t>(random, 3 * 2),
                       RandomHalves(random, 3 * 16)};
-  const QuantMatrix matrix = ImportAwq(shape, {file.qweight, file.qzeros, file.scales});
+  const QuantMatrix matrix = ImportAwq(shape, {file.qweight, file.qzeros, RawScales::Of(file.scales)});
   EXPECT_EQ(matrix.format, (MatrixFormat{DType::kU4, DType::kF16, 1, 32, true}));
   const OwnedAwq back = ExportAwq(matrix);
   EXPECT_EQ(back.qweight, file.qweight);
@@ -87,10 +87,10 @@ TEST(Awq, RefusesWrongSizes) {
   const std::vector<int32_t> words(8);
   const std::vector<F16> scales(16);
   testing::ExpectError(ErrorCode::kCorruptData, {"layer x", "qzeros", "8", "2"}, [&] {
-    ImportAwq({"layer x", 16, 4, 0}, {words, words, scales});
+    ImportAwq({"layer x", 16, 4, 0}, {words, words, RawScales::Of(scales)});
   });
   testing::ExpectError(ErrorCode::kInvalidArgument, {"layer x", "N = 12"}, [&] {
-    ImportAwq({"layer x", 12, 4, 0}, {words, words, scales});
+    ImportAwq({"layer x", 12, 4, 0}, {words, words, RawScales::Of(scales)});
   });
   testing::ExpectError(ErrorCode::kInvalidArgument, {"awq", "I8"}, [&] {
     ExportAwq(QuantMatrix::Make({DType::kI8, DType::kF32, 1, 0, false}, 8, 8));
@@ -115,7 +115,7 @@ TEST_P(GptqTest, RoundTripInBothFormats) {
     std::vector<int32_t> g_idx(64);
     for (size_t k = 0; k < 64; ++k) g_idx[k] = static_cast<int32_t>(k / 32);
     const QuantMatrix matrix =
-        ImportGptq(shape, {format, bits, file.qweight, file.qzeros, file.scales, g_idx});
+        ImportGptq(shape, {format, bits, file.qweight, file.qzeros, RawScales::Of(file.scales), g_idx});
     EXPECT_EQ(matrix.format.dtype, bits == 4 ? DType::kU4 : DType::kU8);
     const OwnedGptq back = ExportGptq(matrix, format);
     EXPECT_EQ(back.qweight, file.qweight);
@@ -138,20 +138,49 @@ TEST(Gptq, SymmetricFilesHaveTheMiddleAsZero) {
   const std::vector<int32_t> qzeros = {0x77777777};  // 7 + 1
   const std::vector<F16> scales(8, ToF16(1.0f));
   const QuantMatrix matrix =
-      ImportGptq({"w", 8, 8, 0}, {GptqFormat::kV1, 4, qweight, qzeros, scales, {}});
+      ImportGptq({"w", 8, 8, 0}, {GptqFormat::kV1, 4, qweight, qzeros, RawScales::Of(scales), {}});
   for (size_t k = 0; k < 8; ++k) EXPECT_EQ(ElementOf(matrix, 3, k), static_cast<double>(k));
 }
 
-TEST(Gptq, RefusesActivationOrderAndOtherBits) {
+// With desc_act the group of a column is what g_idx says.
+TEST(Gptq, GroupsMayLieInAnyOrder) {
+  auto random = testing::MakeRandom(77);
+  const std::vector<int32_t> qweight = RandomInts<int32_t>(random, 8);
+  const std::vector<int32_t> qzeros = {0x01234567, 0x07654321};
+  std::vector<F16> scales;
+  for (size_t i = 0; i < 16; ++i) scales.push_back(ToF16(0.5f + static_cast<float>(i)));
+  const std::vector<int32_t> g_idx = {0, 1, 0, 0, 1, 1, 0, 1};
+  const QuantMatrix matrix = ImportGptq(
+      {"w", 8, 8, 4}, {GptqFormat::kV1, 4, qweight, qzeros, RawScales::Of(scales), g_idx});
+  const auto nibble = [](int32_t word, size_t i) {
+    return static_cast<double>((static_cast<uint32_t>(word) >> (4 * i)) & 15u);
+  };
+  const WeightMatrix view = matrix.View();
+  for (size_t n = 0; n < 8; ++n) {
+    std::vector<float> row(8);
+    DecodeMatrixRow(view.AsBank(), 0, n, row.data());
+    for (size_t k = 0; k < 8; ++k) {
+      const auto group = static_cast<size_t>(g_idx[k]);
+      const double zero = nibble(qzeros[group], n) + 1;
+      const double expected =
+          (nibble(qweight[n], k) - zero) * double{ToFloat(scales[group * 8 + n])};
+      EXPECT_EQ(MatrixElement(view.AsBank(), 0, n, k), expected) << n << ", " << k;
+      EXPECT_EQ(double{row[k]}, expected) << n << ", " << k;
+    }
+  }
+}
+
+TEST(Gptq, RefusesGroupsThatDoNotExistAndOtherBits) {
   const std::vector<int32_t> words(8);
   const std::vector<F16> scales(16);
-  std::vector<int32_t> g_idx = {0, 0, 0, 0, 1, 1, 0, 1};
-  testing::ExpectError(ErrorCode::kUnsupported, {"down_proj", "g_idx", "input 6", "desc_act"}, [&] {
-    ImportGptq({"down_proj", 8, 8, 4},
-               {GptqFormat::kV1, 4, words, std::span(words).first(2), scales, g_idx});
+  std::vector<int32_t> g_idx = {0, 0, 0, 0, 1, 1, 2, 1};
+  testing::ExpectError(ErrorCode::kCorruptData, {"down_proj", "g_idx", "input 6", "group 2"}, [&] {
+    ImportGptq(
+        {"down_proj", 8, 8, 4},
+        {GptqFormat::kV1, 4, words, std::span(words).first(2), RawScales::Of(scales), g_idx});
   });
   testing::ExpectError(ErrorCode::kUnsupported, {"3 bits"}, [&] {
-    ImportGptq({"w", 8, 8, 4}, {GptqFormat::kV1, 3, words, words, scales, {}});
+    ImportGptq({"w", 8, 8, 4}, {GptqFormat::kV1, 3, words, words, RawScales::Of(scales), {}});
   });
 }
 

@@ -19,13 +19,17 @@ namespace switchyard {
 // q is row-major with K innermost. Scales lie on a grid [ceil(N / scale_rows), ceil(K /
 //   scale_cols)], row-major: per tensor scale_rows = N, scale_cols = K; per channel 1, K; groups
 //   along K 1, g; blocks 128, 128. Zero points are u8 on the same grid.
+//   Two formats have more: one f32 for the whole matrix on all scales (NVFP4), or groups of columns
+//   that do not lie side by side (GPTQ with desc_act): grid column column_group[k] serves column k.
 struct MatrixFormat {
   DType dtype = DType::kF32;        // of q: kF32 kF16 kBF16 kI8 kU8 kI4 kU4 kF8E4M3 kF4E2M1,
                                     // or blocks of ggml, which hold their scales themselves
-  DType scale_dtype = DType::kF32;  // kF32 kF16 kBF16 kF8E8M0
+  DType scale_dtype = DType::kF32;  // kF32 kF16 kBF16 kF8E8M0 kF8E4M3
   size_t scale_rows = 0;            // 0 = there are no scales
   size_t scale_cols = 0;
   bool has_zero = false;
+  bool has_tensor_scale = false;
+  bool has_column_groups = false;
 
   bool is_quantized() const { return scale_rows != 0; }
   friend bool operator==(const MatrixFormat&, const MatrixFormat&) = default;
@@ -37,7 +41,8 @@ struct MatrixFormat {
 //
 // Shapes: data: L pointers to [rows, cols]; row n at BytesOf(dtype, n * stride) bytes, stride even
 //   for 4-bit types. scale, zero: L pointers each, or empty; grid row i at i * scale_stride
-//   elements. bias: L pointers to f32 [rows], every bias_stride-th value, or empty. Non-owning.
+//   elements. bias: L pointers to f32 [rows], every bias_stride-th value, or empty. tensor_scale: L
+//   pointers to one f32 each, column_group: L pointers to [cols], or empty. Non-owning.
 struct ExpertMatrices {
   MatrixFormat format;
   size_t rows = 0;
@@ -49,6 +54,8 @@ struct ExpertMatrices {
   std::span<const std::byte* const> scale;
   std::span<const std::byte* const> zero;
   std::span<const float* const> bias;
+  std::span<const float* const> tensor_scale;
+  std::span<const int32_t* const> column_group;
 
   size_t num_experts() const { return data.size(); }
 };
@@ -74,7 +81,8 @@ std::string_view ActQuantKindName(ActQuantKind kind);
 // per tensor (contract 4.1.2).
 enum class MxScaleRule : uint8_t {
   kOcpFloor,  // floor(log2(amax)) - emax, codes saturate
-  kCeil       // ceil(log2(amax / largest code)), nothing saturates
+  kCeil,      // ceil(log2(amax / largest code)), nothing saturates
+  kEven       // kOcpFloor of amax rounded to one bit of mantissa, half up (Quark's "even")
 };
 
 // What a layer does with its activations. Only the fields that a kind names are read.

@@ -58,6 +58,10 @@ class ModelFiles {
   //   if it cannot be read.
   std::span<const std::byte> Map(std::string_view name) const;
 
+  // Gives the memory of mapped bytes back to the system; whoever reads them again waits for the
+  // file. Nothing happens to bytes that are not of a mapped file.
+  void Release(std::span<const std::byte> bytes) const;
+
   // A copy of a file.
   // Errors: as Map.
   std::string ReadText(std::string_view name) const;

@@ -14,6 +14,7 @@
 #include "switchyard/model/config.h"
 #include "switchyard/model/files.h"
 #include "switchyard/model/kv_view.h"
+#include "switchyard/model/stored_matrix.h"
 #include "switchyard/moe/eplb/rebalancer.h"
 #include "switchyard/moe/layer/moe_layer.h"
 
@@ -53,6 +54,9 @@ struct ModelOptions {
   std::optional<moe::RebalancerOptions> rebalance;  // move experts as their loads ask for
   // Which copy of an expert takes a token; unset = as the backend wants it.
   std::optional<moe::DispatchAlgorithm> dispatch;
+  // Scheme to which float weights are quantised while they are read (--quantize); empty = none.
+  std::string quantize;
+  bool w4a4_new_packing = false;  // ModelSlim W4A4 files hold two codes in a byte (contract 5.4)
   bool check_values = true;  // read all weights at load: warms the page cache, and warns of NaN and
                              // infinity by name
 };
@@ -116,6 +120,8 @@ class Model {
   // The type that activations take in products with most weights.
   DType activation_dtype() const;
   std::vector<ComputePlan> Explain() const;
+  // How each weight matrix of this rank is stored, in the order of the model.
+  const std::vector<StoredMatrix>& matrices() const;
   // Names and problems of tensors with NaN or infinity, found at load ("model.layers.0….weight: 3
   // NaN, first at [0, 7]").
   const std::vector<std::string>& bad_tensors() const;

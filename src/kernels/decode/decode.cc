@@ -142,14 +142,33 @@ void CodesToF32(DType dtype, const void* q, size_t n, float* out) {
   }
 }
 
+// Of a row whose groups lie apart.
+void ApplyColumnGroups(const CodeRow& row, float* out) noexcept {
+  constexpr size_t kTable = 512;  // groups whose scales are widened once
+  float zeros[kTable], scales[kTable];
+  for (size_t first = 0; first < row.num_groups; first += kTable) {
+    const size_t count = std::min(kTable, row.num_groups - first);
+    for (size_t i = 0; i < count; ++i) {
+      zeros[i] = row.zero == nullptr ? 0.0f : static_cast<float>(row.zero[first + i]);
+      scales[i] = ScaleAt(row.scale_dtype, row.scale, first + i) * row.tensor_scale;
+    }
+    for (size_t k = 0; k < row.n; ++k) {
+      const size_t group = static_cast<size_t>(row.column_group[k]) - first;
+      if (group < count) out[k] = (out[k] - zeros[group]) * scales[group];
+    }
+  }
+}
+
 }  // namespace
 
 void DecodeRow(const CodeRow& row, float* out) noexcept {
   CodesToF32(row.dtype, row.q, row.n, out);
   if (row.scale == nullptr && row.zero == nullptr) return;
+  if (row.column_group != nullptr) return ApplyColumnGroups(row, out);
   for (size_t i = 0, at = 0; i < row.n; i += row.group, ++at) {
     const float zero = row.zero == nullptr ? 0.0f : static_cast<float>(row.zero[at]);
-    const float scale = row.scale == nullptr ? 1.0f : ScaleAt(row.scale_dtype, row.scale, at);
+    const float scale =
+        row.scale == nullptr ? 1.0f : ScaleAt(row.scale_dtype, row.scale, at) * row.tensor_scale;
     HWY_DYNAMIC_DISPATCH(ApplyScale)(out + i, std::min(row.group, row.n - i), zero, scale);
   }
 }

@@ -34,6 +34,23 @@ float ScaleAt(DType scale_dtype, const void* scale, size_t i) {
   }
 }
 
+namespace {
+
+size_t GroupOfColumn(const CodeRow& row, size_t k) {
+  return row.column_group == nullptr ? k / row.group : static_cast<size_t>(row.column_group[k]);
+}
+
+}  // namespace
+
+float ScaleOfColumn(const CodeRow& row, size_t k) {
+  if (row.scale == nullptr) return 1.0f;
+  return ScaleAt(row.scale_dtype, row.scale, GroupOfColumn(row, k)) * row.tensor_scale;
+}
+
+float ZeroOfColumn(const CodeRow& row, size_t k) {
+  return row.zero == nullptr ? 0.0f : static_cast<float>(row.zero[GroupOfColumn(row, k)]);
+}
+
 double CodeAt(DType dtype, const void* q, size_t i) {
   switch (dtype) {
     case DType::kI8: return static_cast<const int8_t*>(q)[i];
@@ -49,11 +66,8 @@ double CodeAt(DType dtype, const void* q, size_t i) {
 void DecodeRowReference(const CodeRow& row, float* out) {
   if (IsGgmlBlock(row.dtype)) return DecodeGgmlRowReference(row.dtype, row.q, row.n, out);
   for (size_t i = 0; i < row.n; ++i) {
-    const size_t at = i / row.group;
-    float value = static_cast<float>(CodeAt(row.dtype, row.q, i));
-    if (row.zero != nullptr) value -= static_cast<float>(row.zero[at]);
-    if (row.scale != nullptr) value *= ScaleAt(row.scale_dtype, row.scale, at);
-    out[i] = value;
+    const float value = static_cast<float>(CodeAt(row.dtype, row.q, i)) - ZeroOfColumn(row, i);
+    out[i] = value * ScaleOfColumn(row, i);
   }
 }
 

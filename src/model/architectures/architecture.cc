@@ -123,11 +123,9 @@ void ParseRest(ConfigReader& config, double default_theta, size_t rotary_dim, Mo
     model.max_positions = static_cast<size_t>(static_cast<double>(model.max_positions) *
                                               std::max(1.0, model.rope.factor));
   }
-  if (config.Has("quantization_config")) {
-    config.Refuse("quantization_config",
-                  "this build reads unquantised checkpoints (F32, F16, BF16) only");
-  }
-  config.Ignore({"quantization_config",
+  config.Ignore({"quantization_config",  // read by ReadQuantization
+                 "compression_config",
+                 "quantize",
                  "bos_token_id",
                  "pad_token_id",
                  "unk_token_id",

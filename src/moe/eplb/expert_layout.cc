@@ -15,7 +15,8 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kCacheLine = 64;
 constexpr std::string_view kBankNames[] = {"w1", "w3", "w2"};
-constexpr std::string_view kPartNames[] = {"weights", "scales", "zero points", "biases"};
+constexpr std::string_view kPartNames[] = {"weights",    "scales",        "zero points", "biases",
+                                           "tensor scale", "column groups"};
 
 template <typename Weights>
 auto& BankOf(Weights& weights, size_t index) {
@@ -28,6 +29,8 @@ size_t ListSize(const ExpertBank& bank, ExpertPart part) {
     case ExpertPart::kScale: return bank.scale.size();
     case ExpertPart::kZero: return bank.zero.size();
     case ExpertPart::kBias: return bank.bias.size();
+    case ExpertPart::kTensorScale: return bank.tensor_scale.size();
+    case ExpertPart::kColumnGroup: return bank.column_group.size();
   }
   return 0;
 }
@@ -38,6 +41,10 @@ const std::byte* Pointer(const ExpertBank& bank, ExpertPart part, size_t slot) {
     case ExpertPart::kScale: return bank.scale[slot];
     case ExpertPart::kZero: return bank.zero[slot];
     case ExpertPart::kBias: return reinterpret_cast<const std::byte*>(bank.bias[slot]);
+    case ExpertPart::kTensorScale:
+      return reinterpret_cast<const std::byte*>(bank.tensor_scale[slot]);
+    case ExpertPart::kColumnGroup:
+      return reinterpret_cast<const std::byte*>(bank.column_group[slot]);
   }
   return nullptr;
 }
@@ -48,6 +55,12 @@ void SetPointer(ExpertBank& bank, ExpertPart part, size_t slot, const std::byte*
     case ExpertPart::kScale: bank.scale[slot] = pointer; break;
     case ExpertPart::kZero: bank.zero[slot] = pointer; break;
     case ExpertPart::kBias: bank.bias[slot] = reinterpret_cast<const float*>(pointer); break;
+    case ExpertPart::kTensorScale:
+      bank.tensor_scale[slot] = reinterpret_cast<const float*>(pointer);
+      break;
+    case ExpertPart::kColumnGroup:
+      bank.column_group[slot] = reinterpret_cast<const int32_t*>(pointer);
+      break;
   }
 }
 
@@ -68,6 +81,12 @@ ExpertTensor Measure(const ExpertBank& bank, ExpertPart part) {
     tensor.rows = bank.rows;
     tensor.row_bytes = sizeof(float);
     tensor.stride = bank.bias_stride * sizeof(float);
+  } else if (part == ExpertPart::kTensorScale) {
+    tensor.rows = 1;
+    tensor.row_bytes = tensor.stride = sizeof(float);
+  } else if (part == ExpertPart::kColumnGroup) {
+    tensor.rows = 1;
+    tensor.row_bytes = tensor.stride = bank.cols * sizeof(int32_t);
   } else if (format.is_quantized() && format.scale_cols != 0) {
     const size_t element = part == ExpertPart::kZero ? 1 : DTypeBytes(format.scale_dtype);
     tensor.rows = CeilDiv(bank.rows, format.scale_rows);
@@ -113,7 +132,8 @@ ExpertLayout::ExpertLayout(const ExpertWeights& weights, size_t num_slots, size_
 void ExpertLayout::AddTensors(const ExpertBank& bank, size_t index, size_t num_slots,
                               size_t layer_id) {
   for (const ExpertPart part :
-       {ExpertPart::kData, ExpertPart::kScale, ExpertPart::kZero, ExpertPart::kBias}) {
+       {ExpertPart::kData, ExpertPart::kScale, ExpertPart::kZero, ExpertPart::kBias,
+        ExpertPart::kTensorScale, ExpertPart::kColumnGroup}) {
     const size_t found = ListSize(bank, part);
     if (found == 0) continue;
     ExpertTensor tensor = Measure(bank, part);

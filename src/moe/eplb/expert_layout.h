@@ -10,8 +10,8 @@
 
 namespace switchyard::moe {
 
-// The four lists of pointers of a bank.
-enum class ExpertPart : uint8_t { kData, kScale, kZero, kBias };
+// The lists of pointers of a bank.
+enum class ExpertPart : uint8_t { kData, kScale, kZero, kBias, kTensorScale, kColumnGroup };
 
 // One tensor of an expert: `rows` rows of row_bytes bytes, each `stride` bytes after the last.
 struct ExpertTensor {

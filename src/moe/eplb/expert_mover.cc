@@ -233,7 +233,9 @@ ExpertMover::Slot ExpertMover::Load(int32_t logical, const LoadExpert& load) con
                                  : tensor.bank == 1 ? expert.w3
                                                     : expert.w2;
     const std::byte* parts[] = {bank.data, bank.scale, bank.zero,
-                                reinterpret_cast<const std::byte*>(bank.bias)};
+                                reinterpret_cast<const std::byte*>(bank.bias),
+                                reinterpret_cast<const std::byte*>(bank.tensor_scale),
+                                reinterpret_cast<const std::byte*>(bank.column_group)};
     const std::byte* pointer = parts[static_cast<size_t>(tensor.part)];
     if (pointer == nullptr) {
       throw Error(ErrorCode::kInvalidArgument,

@@ -83,12 +83,19 @@ void CheckBank(const ExpertBank& bank, std::string_view name, const SchemeEntry&
   if (bank.format.has_zero && bank.zero.size() != experts)
     refuse(fmt::format("scheme {} needs zero points of {} experts, found {}", scheme.name, experts,
                        bank.zero.size()));
+  if (bank.format.has_tensor_scale && bank.tensor_scale.size() != experts)
+    refuse(fmt::format("scheme {} needs tensor scales of {} experts, found {}", scheme.name,
+                       experts, bank.tensor_scale.size()));
+  if (bank.format.has_column_groups && bank.column_group.size() != experts)
+    refuse(fmt::format("scheme {} needs column groups of {} experts, found {}", scheme.name,
+                       experts, bank.column_group.size()));
   if (!bank.bias.empty() && bank.bias.size() != experts)
     refuse(fmt::format("biases of {} experts were given, expected {}", bank.bias.size(), experts));
   const auto missing = [](const auto& list) {
     return std::find(list.begin(), list.end(), nullptr) != list.end();
   };
-  if (missing(bank.data) || missing(bank.scale) || missing(bank.zero) || missing(bank.bias))
+  if (missing(bank.data) || missing(bank.scale) || missing(bank.zero) || missing(bank.bias) ||
+      missing(bank.tensor_scale) || missing(bank.column_group))
     refuse("the data, scale, zero point or bias of an expert is missing (null)");
 }
 

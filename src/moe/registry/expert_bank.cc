@@ -44,6 +44,8 @@ ExpertBank Pick(const ExpertBank& bank, std::span<const int32_t> slots) {
   pick(bank.scale, picked.scale);
   pick(bank.zero, picked.zero);
   pick(bank.bias, picked.bias);
+  pick(bank.tensor_scale, picked.tensor_scale);
+  pick(bank.column_group, picked.column_group);
   return picked;
 }
 
@@ -66,6 +68,12 @@ ExpertBank Block(const ExpertBank& bank, size_t row, size_t rows, size_t col, si
         fmt::format(
             "experts cannot be split at column {}, inside {} values of {} that are stored together",
             col, DTypeBlock(format.dtype), DTypeName(format.dtype)));
+  }
+  if (format.has_column_groups && cols != bank.cols) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("experts cannot be split at column {}: their columns are in groups that "
+                            "lie apart (desc_act)",
+                            col));
   }
   ExpertBank block = bank;
   block.rows = rows;
@@ -100,6 +108,8 @@ ExpertMatrices ExpertBank::View() const {
   view.scale = scale;
   view.zero = zero;
   view.bias = bias;
+  view.tensor_scale = tensor_scale;
+  view.column_group = column_group;
   return view;
 }
 

@@ -7,17 +7,18 @@ namespace {
 
 constexpr std::string_view kRunners[] = {"aiter", "reference"};
 
-bool Accepts(const MatrixFormat& format, size_t, size_t cols) {
-  return IsPerChannel(format, DType::kF8E4M3, cols);
+bool Accepts(const MatrixFormat& format, size_t rows, size_t cols) {
+  return IsPerChannel(format, DType::kF8E4M3, cols) ||
+         IsPerTensor(format, DType::kF8E4M3, rows, cols);
 }
 
 }  // namespace
 
 extern constinit const SchemeEntry fp8_channel{
     "fp8_channel",
-    "e4m3, a scale per output channel, activations e4m3 per token",
+    "e4m3, a scale per output channel or one for all, activations e4m3 per token",
     &Accepts,
-    "e4m3, f32 scale per output channel",
+    "e4m3, scale per output channel or one for all",
     ActQuantKind::kFp8Token,
     QuantType::kPerToken,
     kRunners,

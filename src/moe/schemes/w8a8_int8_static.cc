@@ -8,8 +8,8 @@ namespace {
 
 constexpr std::string_view kRunners[] = {"aiter", "ascend", "reference"};
 
-bool Accepts(const MatrixFormat& format, size_t, size_t cols) {
-  return IsPerChannel(format, DType::kI8, cols);
+bool Accepts(const MatrixFormat& format, size_t rows, size_t cols) {
+  return IsPerChannel(format, DType::kI8, cols) || IsPerTensor(format, DType::kI8, rows, cols);
 }
 
 }  // namespace

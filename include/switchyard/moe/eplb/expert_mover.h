@@ -25,6 +25,8 @@ struct ExpertPointers {
   const std::byte* scale = nullptr;
   const std::byte* zero = nullptr;
   const float* bias = nullptr;
+  const float* tensor_scale = nullptr;
+  const int32_t* column_group = nullptr;
 };
 
 // One expert of a layer. `owner` keeps its bytes alive while a slot uses them; null where they

@@ -22,6 +22,8 @@ struct ExpertBank {
   size_t bias_stride = 1;
   std::vector<const std::byte*> data, scale, zero;  // one pointer per local expert, or none
   std::vector<const float*> bias;
+  std::vector<const float*> tensor_scale;    // one f32 each, of formats that have it
+  std::vector<const int32_t*> column_group;  // [cols] each, of formats that have it
   ActQuant act;  // parameters of the scheme's activation quantiser; the kind is the scheme's
 
   // Shapes: as ExpertMatrices; refers to this bank.

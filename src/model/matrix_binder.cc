@@ -1,0 +1,174 @@
+#include "model/matrix_binder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "model/quantization/online.h"
+#include "switchyard/core/error.h"
+
+namespace switchyard {
+namespace {
+
+bool IsFloat(DType dtype) {
+  return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end();
+}
+
+std::string TensorName(const std::string& module, std::string_view suffix) {
+  return fmt::format("{}.{}", module, suffix);
+}
+
+size_t BytesOfShape(DType dtype, const Shape& shape) {
+  size_t count = 0;
+  return shape.NumElements(count) ? BytesOf(dtype, count) : 0;
+}
+
+// The shape that the file has, if a scheme knows it.
+const Shape& ShapeOnDisk(const StoredTensor& tensor, const std::optional<TensorKind>& kind) {
+  if (!kind) return tensor.shapes.front();
+  const auto found = std::ranges::find(tensor.shapes, kind->shape);
+  return found != tensor.shapes.end() ? *found : tensor.shapes.front();
+}
+
+}  // namespace
+
+// The rules decide, but a matrix that lies there as plain floats is plain: producers leave routers
+// and heads out without saying so.
+const StorageScheme* MatrixBinder::SchemeOf(const std::string& module, size_t rows, size_t cols,
+                                            std::string* note) const {
+  if (options_.rules == nullptr) return nullptr;
+  const StorageScheme* scheme = options_.rules->SchemeOf(module);
+  if (scheme == nullptr) {
+    if (note != nullptr) *note = "left out by the quantisation config";
+    return nullptr;
+  }
+  const auto plain = source_.KindOf(TensorName(module, "weight"));
+  if (!plain || !IsFloat(plain->dtype)) return scheme;
+  const StoredTensor codes = TensorsOf(*scheme, module, rows, cols).front();
+  if (codes.suffix != "weight" && source_.Has(TensorName(module, codes.suffix))) return scheme;
+  if (note != nullptr) *note = "stored as plain floats";
+  return nullptr;
+}
+
+std::vector<StoredTensor> MatrixBinder::TensorsOf(const StorageScheme& scheme,
+                                                  const std::string& module, size_t rows,
+                                                  size_t cols) const {
+  try {
+    return scheme.Tensors(rows, cols);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("matrix {} [{}, {}], stored as {}: {}", module, rows, cols,
+                            scheme.Describe(), error.what()));
+  }
+}
+
+std::string_view MatrixBinder::Bind(const std::string& module, size_t rows, size_t cols, Use use,
+                                    WeightMatrix& out) {
+  std::string note;
+  if (const StorageScheme* scheme = SchemeOf(module, rows, cols, &note)) {
+    TakeScheme(*scheme, module, rows, cols, out);
+    return scheme->moe_scheme();
+  }
+  const std::string name = TensorName(module, "weight");
+  const TensorView view = source_.Take(name, {rows, cols}, source_.matrix_dtypes());
+  source_.Use(name, view);
+  return BindPlain(module, view, rows, cols, use, std::move(note), out);
+}
+
+std::string_view MatrixBinder::BindPart(const std::string& bank, const TensorView& part,
+                                        WeightMatrix& out) {
+  return BindPlain(bank, part, part.shape[0], part.shape[1], Use::kLinear, {}, out);
+}
+
+std::string_view MatrixBinder::BindPlain(const std::string& module, const TensorView& view,
+                                         size_t rows, size_t cols, Use use, std::string note,
+                                         WeightMatrix& out) {
+  out = WeightMatrix::Dense(view.data, view.dtype, rows, cols);
+  StoredMatrix stored{module, std::string(DTypeName(view.dtype)), std::move(note),
+                      IsGgmlBlock(view.dtype), rows, cols, rows * BytesOf(view.dtype, cols)};
+  std::string_view moe_scheme = IsGgmlBlock(view.dtype) ? "gguf" : "unquant";
+  if (options_.online != nullptr && use == Use::kLinear && IsFloat(view.dtype)) {
+    stored.note = options_.online->WhyNot(module, rows, cols);
+    if (stored.note.empty()) {
+      const OnlineScheme& scheme = options_.online->scheme();
+      stored.note = fmt::format("quantised on loading: {}", scheme.summary);
+      moe_scheme = scheme.moe_scheme;
+      MatrixTensors tensors{module, rows, cols, {view}};
+      pending_.push_back({nullptr, std::move(tensors), &out});
+      copied_bytes_ += options_.online->Bytes(rows, cols);
+    }
+  }
+  noted_.push_back(std::move(stored));
+  return moe_scheme;
+}
+
+void MatrixBinder::TakeScheme(const StorageScheme& scheme, const std::string& module, size_t rows,
+                              size_t cols, WeightMatrix& out) {
+  MatrixTensors tensors{module, rows, cols, {}};
+  StoredMatrix stored{module, scheme.Describe(), {}, true, rows, cols, 0};
+  for (const StoredTensor& tensor : TensorsOf(scheme, module, rows, cols)) {
+    const std::string name = TensorName(module, tensor.suffix);
+    const std::optional<TensorKind> kind = source_.KindOf(name);
+    if (!kind && !tensor.is_required) {
+      tensors.views.push_back({nullptr, tensor.dtypes.front(), tensor.shapes.front()});
+      continue;
+    }
+    const TensorView view = source_.Take(name, ShapeOnDisk(tensor, kind), tensor.dtypes);
+    tensors.views.push_back(view);
+    if (kind) stored.bytes += BytesOfShape(kind->dtype, kind->shape);
+  }
+  if (scheme.repacks()) copied_bytes_ += stored.bytes;
+  noted_.push_back(std::move(stored));
+  out = WeightMatrix::Dense(nullptr, tensors.views[0].dtype, rows, cols);  // until Load
+  pending_.push_back({&scheme, std::move(tensors), &out});
+}
+
+MatrixBinder::Skipped MatrixBinder::Skip(const std::string& module, size_t rows, size_t cols) {
+  const StorageScheme* scheme = SchemeOf(module, rows, cols, nullptr);
+  if (scheme == nullptr) {
+    const std::string name = TensorName(module, "weight");
+    const std::optional<TensorKind> kind = source_.KindOf(name);
+    source_.Skip(name, {rows, cols}, source_.matrix_dtypes());
+    const bool online = options_.online != nullptr && (!kind || IsFloat(kind->dtype)) &&
+                        options_.online->WhyNot(module, rows, cols).empty();
+    if (online) return {options_.online->scheme().moe_scheme, {}};
+    return {kind && IsGgmlBlock(kind->dtype) ? "gguf" : "unquant", {}};
+  }
+  Skipped skipped{scheme->moe_scheme(), {}};
+  for (const StoredTensor& tensor : TensorsOf(*scheme, module, rows, cols)) {
+    const std::string name = TensorName(module, tensor.suffix);
+    const std::optional<TensorKind> kind = source_.KindOf(name);
+    if (!kind && !tensor.is_required) continue;
+    const Shape& shape = ShapeOnDisk(tensor, kind);
+    if (tensor.suffix == scheme->act_scale()) {
+      skipped.act_scale = source_.Take(name, shape, tensor.dtypes);
+    } else {
+      source_.Skip(name, shape, tensor.dtypes);
+    }
+  }
+  return skipped;
+}
+
+void MatrixBinder::Load() {
+  const auto load = [&](size_t i) {
+    const Pending& pending = pending_[i];
+    const MatrixTensors& tensors = pending.tensors;
+    if (pending.scheme == nullptr) {
+      *pending.out = options_.online->Quantize(tensors.module, tensors.views[0], memory_);
+    } else {
+      *pending.out = pending.scheme->Load(tensors, memory_);
+      if (!pending.scheme->repacks()) return;
+    }
+    for (const TensorView& view : tensors.views) {
+      if (view.data != nullptr) source_.Release(view);
+    }
+  };
+  if (options_.pool != nullptr) {
+    options_.pool->Run(pending_.size(), [&](size_t i, size_t) { load(i); });
+  } else {
+    for (size_t i = 0; i < pending_.size(); ++i) load(i);
+  }
+  pending_.clear();
+}
+
+}  // namespace switchyard

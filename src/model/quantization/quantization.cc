@@ -1,0 +1,103 @@
+#include "model/quantization/quantization.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "model/quantization/module_rules.h"
+#include "switchyard/core/error.h"
+
+namespace switchyard {
+
+#define SY_PRODUCER(name) extern const QuantizationProducer name##_producer;
+#include "model/quantization/producers.def"
+#undef SY_PRODUCER
+
+namespace {
+
+constexpr const QuantizationProducer* kProducers[] = {
+#define SY_PRODUCER(name) &name##_producer,
+#include "model/quantization/producers.def"
+#undef SY_PRODUCER
+};
+
+const QuantizationProducer& FindProducer(const std::string& file, const std::string& method) {
+  std::vector<std::string_view> known;
+  for (const QuantizationProducer* producer : kProducers) {
+    if (producer->quant_method == method) return *producer;
+    known.push_back(producer->quant_method);
+  }
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{}: quantization_config.quant_method is {}; known are {}", file,
+                          QuoteForMessage(method), fmt::join(known, ", ")));
+}
+
+// The file of this name, or one that is named after the scheme too.
+std::string FindDescription(const ModelFiles& files) {
+  for (const std::string& name : files.Names()) {
+    if (name.starts_with("quant_model_description") && name.ends_with(".json")) return name;
+  }
+  return {};
+}
+
+std::unique_ptr<QuantizationRules> ReadFile(const ModelFiles& files, const std::string& name,
+                                            std::string_view method,
+                                            const QuantizationOptions& options) {
+  ConfigReader config = ConfigReader::Parse(files.PathOf(name), files.ReadText(name));
+  std::unique_ptr<QuantizationRules> rules =
+      FindProducer(config.file_name(), std::string(method)).read(config, options);
+  config.Finish();
+  return rules;
+}
+
+}  // namespace
+
+std::span<const QuantizationProducer* const> AllQuantizationProducers() { return kProducers; }
+
+OneSchemeRules::OneSchemeRules(std::unique_ptr<StorageScheme> scheme,
+                               std::vector<std::string> left_out)
+    : scheme_(std::move(scheme)), left_out_(std::move(left_out)) {}
+
+const StorageScheme* OneSchemeRules::SchemeOf(std::string_view module) const {
+  const bool is_left_out = std::ranges::any_of(
+      left_out_, [&](const std::string& line) { return NamesModule(line, module); });
+  return is_left_out ? nullptr : scheme_.get();
+}
+
+std::vector<std::string> OptionalTexts(ConfigReader& config, std::string_view name) {
+  return config.Has(name) ? config.Texts(name) : std::vector<std::string>{};
+}
+
+std::unique_ptr<QuantizationRules> ParseQuantization(ConfigReader& config,
+                                                     const QuantizationOptions& options) {
+  std::string method = config.Text("quant_method");
+  if (method.starts_with("modelopt_")) method = "modelopt";  // "modelopt_fp4"
+  std::unique_ptr<QuantizationRules> rules =
+      FindProducer(config.file_name(), method).read(config, options);
+  config.Finish();
+  return rules;
+}
+
+std::unique_ptr<QuantizationRules> ReadQuantization(const ModelFiles& files,
+                                                    const QuantizationOptions& options) {
+  const std::string description = FindDescription(files);
+  ConfigReader config =
+      ConfigReader::Parse(files.PathOf("config.json"), files.ReadText("config.json"));
+  for (std::string_view name : {"quantization_config", "compression_config"}) {
+    if (!config.Has(name)) continue;
+    ConfigReader quantization = config.Object(name);
+    // ModelSlim's engines name themselves there; the rules are in its own file.
+    if (!description.empty() && quantization.Has("quant_method") &&
+        (quantization.Text("quant_method") == "ascend" ||
+         quantization.Text("quant_method") == "modelslim"))
+      break;
+    return ParseQuantization(quantization, options);
+  }
+  if (!description.empty()) return ReadFile(files, description, "modelslim", options);
+  constexpr std::string_view kModelOpt = "hf_quant_config.json";
+  if (files.Has(kModelOpt)) return ReadFile(files, std::string(kModelOpt), "modelopt", options);
+  return nullptr;
+}
+
+}  // namespace switchyard
