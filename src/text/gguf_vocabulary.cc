@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -127,25 +128,25 @@ Layout LayoutOf(const GgufVocabulary& vocabulary) {
 // The tokens of a file, checked, with their ids.
 class Tokens {
  public:
-  explicit Tokens(const GgufVocabulary& vocabulary) : vocabulary_(vocabulary) {
-    const size_t size = vocabulary.tokens.size();
+  Tokens(const GgufVocabulary& vocabulary, const Layout& layout)
+      : types_(vocabulary.token_type), texts_(vocabulary.tokens) {
+    const size_t size = texts_.size();
     if (size == 0) Corrupt("tokens", "an array of at least one string", "none");
     if (size > kMaxTokens)
       Corrupt("tokens", fmt::format("at most {}", kMaxTokens), fmt::format("{}", size));
-    if (!vocabulary.token_type.empty() && vocabulary.token_type.size() != size) {
+    if (!types_.empty() && types_.size() != size) {
       Corrupt("token_type", fmt::format("{}, one for each token", size),
-              fmt::format("{}", vocabulary.token_type.size()));
+              fmt::format("{}", types_.size()));
     }
     ids_.reserve(size);
     for (uint32_t id = 0; id < size; ++id) Add(id);
     if (ids_.empty()) Corrupt("tokens", "at least one token", "only empty and unused ones");
+    if (layout.words == nullptr) RestoreSpaces();
   }
 
-  size_t size() const { return vocabulary_.tokens.size(); }
-  std::string_view Text(uint32_t id) const { return vocabulary_.tokens[id]; }
-  int32_t Type(uint32_t id) const {
-    return vocabulary_.token_type.empty() ? kNormal : vocabulary_.token_type[id];
-  }
+  size_t size() const { return texts_.size(); }
+  std::string_view Text(uint32_t id) const { return texts_[id]; }
+  int32_t Type(uint32_t id) const { return types_.empty() ? kNormal : types_[id]; }
   bool Has(std::string_view text) const { return ids_.contains(text); }
   std::optional<uint32_t> Find(std::string_view text) const {
     const auto found = ids_.find(text);
@@ -180,7 +181,28 @@ class Tokens {
     }
   }
 
-  const GgufVocabulary& vocabulary_;
+  // Converters write user-defined tokens with spaces where the model, and its merges, have kSpace.
+  void RestoreSpaces() {
+    for (uint32_t id = 0; id < size(); ++id) {
+      if (Type(id) != kUserDefined || Text(id).find(' ') == std::string_view::npos) continue;
+      std::string text;
+      for (char c : Text(id)) {
+        if (c == ' ') {
+          text += kSpace;
+        } else {
+          text += c;
+        }
+      }
+      if (Has(text)) continue;
+      ids_.erase(Text(id));
+      texts_[id] = restored_.emplace_back(std::move(text));
+      ids_.emplace(texts_[id], id);
+    }
+  }
+
+  const std::vector<int32_t>& types_;
+  std::vector<std::string_view> texts_;
+  std::deque<std::string> restored_;
   std::unordered_map<std::string_view, uint32_t> ids_;
 };
 
@@ -382,25 +404,31 @@ struct NamedTokens {
 };
 
 NamedTokens NamesOf(const GgufVocabulary& vocabulary, const Layout& layout, const Tokens& tokens) {
-  const auto checked = [&](std::string_view field, std::optional<uint32_t> id,
-                           std::optional<uint32_t> otherwise = std::nullopt) {
+  const auto checked = [&](std::string_view field, std::optional<uint32_t> id) {
     if (id && *id >= tokens.size())
       Corrupt(field, fmt::format("an id below {}", tokens.size()), fmt::format("{}", *id));
-    if (!id && otherwise && *otherwise < tokens.size()) id = otherwise;
     // A token of no text is none.
     return id && tokens.Has(tokens.Text(*id)) ? id : std::nullopt;
   };
-  // What SentencePiece does unless told otherwise, which files leave out.
-  const auto usual = [&](uint32_t id) {
-    return layout.from_scores ? std::optional<uint32_t>(id) : std::nullopt;
+  const auto is_ordinary = [&](uint32_t id) { return tokens.Type(id) == kNormal; };
+  // The ids that SentencePiece gives unless told otherwise, which files may leave out.
+  const auto usual = [&](std::optional<uint32_t> id, uint32_t otherwise) {
+    const bool has = layout.from_scores && otherwise < tokens.size() &&
+                     (vocabulary.token_type.empty() || !is_ordinary(otherwise));
+    return id || !has ? id : otherwise;
+  };
+  // Converters write the padding of a model, which may be any token; a name would make it special.
+  const auto special = [&](std::string_view field, std::optional<uint32_t> id) {
+    id = checked(field, id);
+    return id && !is_ordinary(*id) ? id : std::nullopt;
   };
   checked("eot_token_id", vocabulary.eot_token_id);
-  return {.bos = checked("bos_token_id", vocabulary.bos_token_id, usual(1)),
-          .eos = checked("eos_token_id", vocabulary.eos_token_id, usual(2)),
-          .unknown = checked("unknown_token_id", vocabulary.unknown_token_id, usual(0)),
-          .separator = checked("seperator_token_id", vocabulary.seperator_token_id),
-          .padding = checked("padding_token_id", vocabulary.padding_token_id),
-          .mask = checked("mask_token_id", vocabulary.mask_token_id)};
+  return {.bos = checked("bos_token_id", usual(vocabulary.bos_token_id, 1)),
+          .eos = checked("eos_token_id", usual(vocabulary.eos_token_id, 2)),
+          .unknown = special("unknown_token_id", usual(vocabulary.unknown_token_id, 0)),
+          .separator = special("seperator_token_id", vocabulary.seperator_token_id),
+          .padding = special("padding_token_id", vocabulary.padding_token_id),
+          .mask = special("mask_token_id", vocabulary.mask_token_id)};
 }
 
 // Whether a token goes before or after each text. An explicit wish needs the token.
@@ -501,7 +529,7 @@ std::string MakeConfig(const GgufVocabulary& vocabulary, const Tokens& tokens,
 
 TokenizerFiles MakeTokenizerFiles(const GgufVocabulary& vocabulary) {
   Layout layout = LayoutOf(vocabulary);
-  const Tokens tokens(vocabulary);
+  const Tokens tokens(vocabulary, layout);
   const NamedTokens names = NamesOf(vocabulary, layout, tokens);
   layout.add_bos =
       Adds("add_bos_token", vocabulary.add_bos_token, layout.add_bos, "bos_token_id", names.bos);
