@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <iterator>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -15,10 +16,9 @@
 namespace switchyard {
 namespace {
 
-// What a file may claim. Vocabularies have at most some hundred thousand tokens; the longest tokens
-// are runs of spaces.
-constexpr size_t kMaxTokens = size_t{1} << 22;
-constexpr size_t kMaxMerges = size_t{1} << 24;
+// What a file may claim. Vocabularies have some hundred thousand tokens and merges; the longest
+// tokens are runs of spaces.
+constexpr size_t kMaxElements = size_t{1} << 22;
 constexpr size_t kMaxTokenBytes = size_t{1} << 16;
 // Every cut of a piece is looked up, so that a piece costs the square of its length.
 constexpr size_t kMaxPieceBytes = 512;
@@ -132,8 +132,8 @@ class Tokens {
       : types_(vocabulary.token_type), texts_(vocabulary.tokens) {
     const size_t size = texts_.size();
     if (size == 0) Corrupt("tokens", "an array of at least one string", "none");
-    if (size > kMaxTokens)
-      Corrupt("tokens", fmt::format("at most {}", kMaxTokens), fmt::format("{}", size));
+    if (size > kMaxElements)
+      Corrupt("tokens", fmt::format("at most {}", kMaxElements), fmt::format("{}", size));
     if (!types_.empty() && types_.size() != size) {
       Corrupt("token_type", fmt::format("{}, one for each token", size),
               fmt::format("{}", types_.size()));
@@ -228,8 +228,8 @@ Merge ReadMerge(const GgufVocabulary& vocabulary, const Tokens& tokens, size_t i
 std::vector<Merge> ReadMerges(const GgufVocabulary& vocabulary, const Tokens& tokens) {
   const size_t size = vocabulary.merges.size();
   if (size == 0) Corrupt("merges", "an array of at least one string", "none");
-  if (size > kMaxMerges)
-    Corrupt("merges", fmt::format("at most {}", kMaxMerges), fmt::format("{}", size));
+  if (size > kMaxElements)
+    Corrupt("merges", fmt::format("at most {}", kMaxElements), fmt::format("{}", size));
   std::vector<Merge> merges;
   merges.reserve(size);
   for (size_t i = 0; i < size; ++i) merges.push_back(ReadMerge(vocabulary, tokens, i));

@@ -4,9 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <ctime>
-#include <regex>
 #include <string>
 
 #include "switchyard/text/tokenizer.h"

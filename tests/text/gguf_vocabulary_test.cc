@@ -114,8 +114,12 @@ Converted Convert(const TokenizerFiles& files, const std::string& model, const s
   if (model == "llama") {
     ConvertScores(tokenizer, out);
   } else {
-    for (const auto& [left, right] : Merges(tokenizer))
-      out.vocabulary.merges.push_back(out.Keep(left + " " + right));
+    for (const auto& [left, right] : Merges(tokenizer)) {
+      std::string merge = left;
+      merge += ' ';
+      merge += right;
+      out.vocabulary.merges.push_back(out.Keep(std::move(merge)));
+    }
   }
   const auto id_of = [&](const char* name) -> std::optional<uint32_t> {
     if (!config.contains(name) || config[name].is_null()) return std::nullopt;
@@ -578,6 +582,9 @@ TEST(GgufVocabularyTest, RefusesBadTokens) {
       },
       "tokenizer.ggml.tokens: expected at least one token, found only empty and unused ones");
   ExpectRefused(
+      Good(), [](GgufVocabulary& v) { v.tokens.resize((size_t{1} << 22) + 1); },
+      "tokenizer.ggml.tokens: expected at most 4194304, found 4194305");
+  ExpectRefused(
       Good(), [](GgufVocabulary& v) { v.tokens[7] = v.tokens[3]; },
       "tokenizer.ggml.tokens[7]: expected a text of its own, found that of token 3");
   ExpectRefused(
@@ -608,6 +615,9 @@ TEST(GgufVocabularyTest, RefusesBadMergesAndScores) {
   ExpectRefused(
       Good(), [](GgufVocabulary& v) { v.merges.clear(); },
       "tokenizer.ggml.merges: expected an array of at least one string, found none");
+  ExpectRefused(
+      Good(), [](GgufVocabulary& v) { v.merges.resize((size_t{1} << 22) + 1); },
+      "tokenizer.ggml.merges: expected at most 4194304, found 4194305");
   ExpectRefused(
       Good(), [](GgufVocabulary& v) { v.merges[2] = "ab"; },
       "tokenizer.ggml.merges[2]: expected two tokens with a space between, found no space");

@@ -90,7 +90,7 @@ inline ChatRequest Request(const Json& messages, Json kwargs = Json::object()) {
   request.messages_json = messages.dump();
   request.add_generation_prompt = false;
   auto take = [&](const char* name) {
-    const Json value = kwargs.contains(name) ? kwargs[name] : Json();
+    Json value = kwargs.contains(name) ? kwargs[name] : Json();
     kwargs.erase(name);
     return value;
   };

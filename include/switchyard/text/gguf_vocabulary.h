@@ -46,10 +46,10 @@ struct GgufVocabulary {
 // The tokenizer.json and tokenizer_config.json of the model that was converted, as far as the
 // metadata tells. What it does not tell is what most models have: added tokens take up no spaces
 // around them and are found before normalisation, and the space prefix of "llama" comes after each
-// special token too. Tokens of no text and the padding that converters write ("[PAD7]", unused)
-// are no tokens here. Throws kCorruptData for fields that contradict each other, kUnsupported for a
-// kind that is not read; the message starts with the field, so that the caller can put the file
-// before it.
+// special token too. What converters change is changed back: tokens of no text and padding
+// ("[PAD7]", unused) are no tokens, and user-defined tokens of "llama" and "gemma4" have U+2581 for
+// spaces. Throws kCorruptData for fields that contradict each other, kUnsupported for a kind that
+// is not read; the message starts with the field, so that the caller can put the file before it.
 TokenizerFiles MakeTokenizerFiles(const GgufVocabulary& vocabulary);
 
 }  // namespace switchyard
