@@ -4,9 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <ctime>
-#include <regex>
 #include <string>
 
 #include "switchyard/text/tokenizer.h"
@@ -21,24 +18,8 @@ using testing::GoldenTokenizers;
 using testing::Ids;
 using testing::Json;
 using testing::LocalTokenizer;
-
-ChatRequest Request(const Json& messages, Json kwargs = Json::object()) {
-  ChatRequest request;
-  request.messages_json = messages.dump();
-  request.add_generation_prompt = false;
-  auto take = [&](const char* name) {
-    const Json value = kwargs.contains(name) ? kwargs[name] : Json();
-    kwargs.erase(name);
-    return value;
-  };
-  const Json generate = take("add_generation_prompt"), finish = take("continue_final_message"),
-             tools = take("tools");
-  if (generate.is_boolean()) request.add_generation_prompt = generate;
-  if (finish.is_boolean()) request.continue_final_message = finish;
-  if (!tools.is_null()) request.tools_json = tools.dump();
-  request.kwargs_json = kwargs.dump();
-  return request;
-}
+using testing::Request;
+using testing::SetRecordedDay;
 
 std::shared_ptr<const Tokenizer> WithTemplate(const std::string& text) {
   TokenizerFiles files = LocalTokenizer().files;
@@ -49,20 +30,6 @@ std::shared_ptr<const Tokenizer> WithTemplate(const std::string& text) {
 std::string Render(const std::string& text, const Json& kwargs = Json::object(),
                    const Json& messages = Json::array()) {
   return WithTemplate(text)->RenderChat(Request(messages, kwargs));
-}
-
-// The day on which a case was recorded, if its template printed it, becomes the day of the test.
-void SetRecordedDay(const std::string& rendered) {
-  static const std::regex kDay("Current date: (\\d{4})-(\\d{2})-(\\d{2})");
-  std::smatch day;
-  ::unsetenv("SOURCE_DATE_EPOCH");
-  if (!std::regex_search(rendered, day, kDay)) return;
-  std::tm noon{};
-  noon.tm_year = std::stoi(day[1]) - 1900;
-  noon.tm_mon = std::stoi(day[2]) - 1;
-  noon.tm_mday = std::stoi(day[3]);
-  noon.tm_hour = 12;
-  ::setenv("SOURCE_DATE_EPOCH", std::to_string(::timegm(&noon)).c_str(), 1);
 }
 
 TEST(ChatTest, EqualsTransformers) {

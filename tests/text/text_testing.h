@@ -5,11 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -80,6 +83,39 @@ inline const std::vector<GoldenTokenizer>& GoldenTokenizers() {
 inline const GoldenTokenizer& LocalTokenizer() { return GoldenTokenizers().front(); }
 
 inline std::vector<int32_t> Ids(const Json& ids) { return ids.get<std::vector<int32_t>>(); }
+
+// The request of a recorded case.
+inline ChatRequest Request(const Json& messages, Json kwargs = Json::object()) {
+  ChatRequest request;
+  request.messages_json = messages.dump();
+  request.add_generation_prompt = false;
+  auto take = [&](const char* name) {
+    Json value = kwargs.contains(name) ? kwargs[name] : Json();
+    kwargs.erase(name);
+    return value;
+  };
+  const Json generate = take("add_generation_prompt"), finish = take("continue_final_message"),
+             tools = take("tools");
+  if (generate.is_boolean()) request.add_generation_prompt = generate;
+  if (finish.is_boolean()) request.continue_final_message = finish;
+  if (!tools.is_null()) request.tools_json = tools.dump();
+  request.kwargs_json = kwargs.dump();
+  return request;
+}
+
+// The day on which a case was recorded, if its template printed it, becomes the day of the test.
+inline void SetRecordedDay(const std::string& rendered) {
+  static const std::regex kDay("Current date: (\\d{4})-(\\d{2})-(\\d{2})");
+  std::smatch day;
+  ::unsetenv("SOURCE_DATE_EPOCH");
+  if (!std::regex_search(rendered, day, kDay)) return;
+  std::tm noon{};
+  noon.tm_year = std::stoi(day[1]) - 1900;
+  noon.tm_mon = std::stoi(day[2]) - 1;
+  noon.tm_mday = std::stoi(day[3]);
+  noon.tm_hour = 12;
+  ::setenv("SOURCE_DATE_EPOCH", std::to_string(::timegm(&noon)).c_str(), 1);
+}
 
 // The error that `work` throws; fails the test if it throws none.
 template <typename Work>

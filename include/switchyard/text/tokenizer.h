@@ -20,6 +20,8 @@ struct TokenizerFiles {
       chat_template_jinja;  // wins over the template in tokenizer_config.json
 };
 
+struct GgufVocabulary;  // switchyard/text/gguf_vocabulary.h
+
 // What surrounds a text, and what control tokens written in it mean.
 struct EncodeOptions {
   bool add_special_tokens = true;  // what the post-processor adds, usually BOS
@@ -42,6 +44,9 @@ class Tokenizer {
   // Throws kCorruptData, naming the file (and for a chat template the line).
   static std::shared_ptr<const Tokenizer> Create(const TokenizerFiles& files);
 
+  // Throws what MakeTokenizerFiles does, and kCorruptData for a chat template, naming the field.
+  static std::shared_ptr<const Tokenizer> CreateFromGguf(const GgufVocabulary& vocabulary);
+
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
   ~Tokenizer();
@@ -60,7 +65,7 @@ class Tokenizer {
 
   size_t vocab_size() const { return vocab_size_; }                         // with added tokens
   const std::vector<int32_t>& special_ids() const { return special_ids_; }  // ascending
-  std::optional<int32_t> eos_id() const;  // of tokenizer_config.json
+  std::optional<int32_t> eos_id() const;  // of tokenizer_config.json or the GGUF metadata
   std::optional<int32_t> bos_id() const;
 
   // Whether the model brings a chat template; without one RenderChat and ChatIds are refused.
