@@ -75,16 +75,74 @@ std::shared_ptr<const ModelFiles> OpenModelFiles(const std::string& model) {
     for (const EmbeddedFile& file : DefaultModelFiles()) files.push_back({file.name, file.bytes});
     return ModelFiles::FromMemory("embedded default model", files);
   }
-  if (std::filesystem::path(model).extension() == ".gguf") {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}: this build does not read GGUF files; give a checkpoint folder in "
-                            "Hugging Face layout",
-                            model));
-  }
+  if (std::filesystem::path(model).extension() == ".gguf") return OpenGgufFiles(model);
   return ModelFiles::OpenFolder(model);
 }
 
-std::shared_ptr<const Tokenizer> OpenTokenizer(const ModelFiles& files) {
+namespace {
+
+// tokenizer.ggml.* and tokenizer.chat_template* of a GGUF file.
+GgufVocabulary ReadVocabulary(const GgufFile& file) {
+  const std::string prefix = "tokenizer.ggml.";
+  GgufVocabulary vocabulary;
+  const auto text = [&](const std::string& key) {
+    return std::string(file.OptionalText(key).value_or(""));
+  };
+  const auto texts = [&](const std::string& key) {
+    return file.FindEntry(key) == nullptr ? std::vector<std::string_view>{} : file.Texts(key);
+  };
+  const auto id = [&](const std::string& name) -> std::optional<uint32_t> {
+    const auto value = file.OptionalCount(prefix + name + "_token_id", 0, UINT32_MAX);
+    if (!value) return {};
+    return static_cast<uint32_t>(*value);
+  };
+  vocabulary.model = text(prefix + "model");
+  vocabulary.pre = text(prefix + "pre");
+  vocabulary.tokens = texts(prefix + "tokens");
+  vocabulary.merges = texts(prefix + "merges");
+  if (file.FindEntry(prefix + "scores") != nullptr) {
+    for (double score : file.Numbers(prefix + "scores", -1e30, 1e30))
+      vocabulary.scores.push_back(static_cast<float>(score));
+  }
+  if (file.FindEntry(prefix + "token_type") != nullptr) {
+    for (size_t type : file.Counts(prefix + "token_type", 0, 100))
+      vocabulary.token_type.push_back(static_cast<int32_t>(type));
+  }
+  vocabulary.bos_token_id = id("bos");
+  vocabulary.eos_token_id = id("eos");
+  vocabulary.eot_token_id = id("eot");
+  vocabulary.unknown_token_id = id("unknown");
+  vocabulary.seperator_token_id = id("seperator");
+  vocabulary.padding_token_id = id("padding");
+  vocabulary.mask_token_id = id("mask");
+  vocabulary.add_bos_token = file.OptionalFlag(prefix + "add_bos_token");
+  vocabulary.add_eos_token = file.OptionalFlag(prefix + "add_eos_token");
+  vocabulary.add_space_prefix = file.OptionalFlag(prefix + "add_space_prefix");
+  vocabulary.remove_extra_whitespaces = file.OptionalFlag(prefix + "remove_extra_whitespaces");
+  const std::string chat = "tokenizer.chat_template";
+  vocabulary.chat_template = text(chat);
+  for (const GgufEntry& entry : file.entries()) {
+    if (entry.key.starts_with(chat + "."))
+      vocabulary.named_chat_templates.emplace(entry.key.substr(chat.size() + 1),
+                                              file.Text(entry.key));
+  }
+  return vocabulary;
+}
+
+}  // namespace
+
+TokenizerFiles ReadTokenizerFiles(const std::shared_ptr<const ModelFiles>& shared) {
+  const ModelFiles& files = *shared;
+  if (!files.Has("tokenizer.json") && IsGgufModel(files)) {
+    const GgufModel gguf = GgufModel::Open(shared, *GgufModel::FindIn(files));
+    try {
+      return MakeTokenizerFiles(ReadVocabulary(gguf.metadata()));
+    } catch (const Error& error) {
+      if (error.message().starts_with(gguf.metadata().file_name())) throw;
+      throw Error(error.code(),
+                  fmt::format("{}: {}", gguf.metadata().file_name(), error.message()));
+    }
+  }
   if (!files.Has("tokenizer.json")) {
     throw Error(ErrorCode::kNotFound,
                 fmt::format("{}: there is no tokenizer.json, so text cannot be encoded; copy it "
@@ -98,7 +156,7 @@ std::shared_ptr<const Tokenizer> OpenTokenizer(const ModelFiles& files) {
     contents.tokenizer_config_json = files.ReadText("tokenizer_config.json");
   if (files.Has("chat_template.jinja"))
     contents.chat_template_jinja = files.ReadText("chat_template.jinja");
-  return Tokenizer::Create(contents);
+  return contents;
 }
 
 std::unique_ptr<ThreadPool> MakeThreadPool(const Settings& settings, NumaPlacement* numa) {

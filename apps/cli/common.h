@@ -29,12 +29,19 @@ void AddModelArgument(CLI::App& app, std::string& model);
 // Adds an option for every setting that has one on the command line of verbs that run a model.
 void AddSettingOptions(CLI::App& app, Settings& settings);
 
-// The files of MODEL: a folder in Hugging Face layout, or the embedded model if empty.
+// The files of MODEL: a folder in Hugging Face layout, a GGUF file, or the embedded model if empty.
 // Errors: kNotFound, kUnsupported, naming the path and what would do.
 std::shared_ptr<const ModelFiles> OpenModelFiles(const std::string& model);
 
-// Errors: kNotFound naming the file that is missing; kCorruptData from the tokenizer.
-std::shared_ptr<const Tokenizer> OpenTokenizer(const ModelFiles& files);
+// What describes the tokenizer of a model: its files, or the vocabulary of GGUF files.
+// Errors: kNotFound naming the file that is missing; kCorruptData, kUnsupported naming the field.
+TokenizerFiles ReadTokenizerFiles(const std::shared_ptr<const ModelFiles>& files);
+
+// Errors: as ReadTokenizerFiles; kCorruptData from the tokenizer.
+inline std::shared_ptr<const Tokenizer> OpenTokenizer(
+    const std::shared_ptr<const ModelFiles>& files) {
+  return Tokenizer::Create(ReadTokenizerFiles(files));
+}
 
 // Applies --isa and --threads. Ranks that share a host divide its NUMA nodes and CPUs among them:
 // `numa`, if given, receives this rank's share, to which its threads are bound where there are

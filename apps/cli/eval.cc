@@ -21,7 +21,7 @@ int Run(const Options& options, const Settings& settings) {
   const std::string text = ReadFile(options.text);
   RequireUtf8(text, options.text);
   const LoadedModel loaded = LoadModel({.model = options.model, .act_dtype = "f32"}, settings);
-  const std::shared_ptr<const Tokenizer> tokenizer = OpenTokenizer(*loaded.files);
+  const std::shared_ptr<const Tokenizer> tokenizer = OpenTokenizer(loaded.files);
   // The text as one string, nothing added and nothing in it a control token.
   const std::vector<int32_t> ids =
       tokenizer->Encode(text, {.add_special_tokens = false, .parse_special = false});

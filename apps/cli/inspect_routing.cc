@@ -179,7 +179,7 @@ int InspectRouting(const RoutingOptions& options, const Settings& settings) {
                 fmt::format("{}: the model has no MoE layer", loaded.files->description()));
   }
   const std::vector<int32_t> ids =
-      OpenTokenizer(*loaded.files)
+      OpenTokenizer(loaded.files)
           ->Encode(text, {.add_special_tokens = false, .parse_special = false});
   if (ids.empty()) {
     throw Error(ErrorCode::kInvalidArgument,

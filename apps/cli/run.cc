@@ -94,7 +94,7 @@ class Talker {
   Talker(const Options& options, const Settings& settings)
       : options_(options),
         loaded_(LoadModel({.model = options.model, .act_dtype = "auto"}, settings)),
-        tokenizer_(OpenTokenizer(*loaded_.files)),
+        tokenizer_(OpenTokenizer(loaded_.files)),
         engine_(*loaded_.executor,
                 {.prefill_chunk = PassTokens(loaded_, settings), .max_sequences = 1}) {
     const GenerationDefaults defaults = ReadGenerationConfig(*loaded_.files);

@@ -25,11 +25,8 @@ struct Options {
 
 std::shared_ptr<const Tokenizer> OpenWithTemplate(const Options& options) {
   const std::shared_ptr<const ModelFiles> files = OpenModelFiles(options.model);
-  if (options.chat_template.empty()) return OpenTokenizer(*files);
-  TokenizerFiles contents;
-  contents.tokenizer_json = files->ReadText("tokenizer.json");
-  if (files->Has("tokenizer_config.json"))
-    contents.tokenizer_config_json = files->ReadText("tokenizer_config.json");
+  if (options.chat_template.empty()) return OpenTokenizer(files);
+  TokenizerFiles contents = ReadTokenizerFiles(files);
   contents.chat_template_jinja = ReadFile(options.chat_template);
   return Tokenizer::Create(contents);
 }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "model/config_reader.h"
+#include "model/tensor_ledger.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/log.h"
 
@@ -21,29 +22,6 @@ namespace {
 constexpr std::string_view kIndexName = "model.safetensors.index.json";
 constexpr std::string_view kSingleName = "model.safetensors";
 constexpr std::string_view kSafetensorsSuffix = ".safetensors";
-
-// The first kMaxListed items, and how many more there are.
-std::string List(const std::vector<std::string>& items, std::string_view separator) {
-  std::string list;
-  const size_t num_listed = std::min(items.size(), Checkpoint::kMaxListed);
-  for (size_t i = 0; i < num_listed; ++i) {
-    if (i > 0) list += separator;
-    list += items[i];
-  }
-  if (items.size() > num_listed)
-    list += fmt::format("{}and {} more", separator, items.size() - num_listed);
-  return list;
-}
-
-// "F32", "F32 or F16", "F32, F16 or BF16"
-std::string DescribeDTypes(std::span<const DType> dtypes) {
-  std::string text;
-  for (size_t i = 0; i < dtypes.size(); ++i) {
-    if (i > 0) text += i + 1 == dtypes.size() ? " or " : ", ";
-    text += DTypeName(dtypes[i]);
-  }
-  return text;
-}
 
 // The parts of "model-00002-of-00004.safetensors" that all shards of one model share: "model-" and
 // "-of-00004". Empty for other names.
@@ -82,16 +60,16 @@ std::pair<std::string_view, std::string_view> ShardFamily(std::string_view name)
   if (!shards.empty()) {
     found +=
         fmt::format("; found the shards {} but not the index that belongs to them: download {}",
-                    List(shards, ", "), kIndexName);
+                    ListSome(shards, ", "), kIndexName);
   }
   if (!safetensors.empty()) {
     found += fmt::format("; found {}, whose name is none of these: is it the whole model?",
-                         List(safetensors, ", "));
+                         ListSome(safetensors, ", "));
   }
   if (!others.empty()) {
     found += fmt::format(
         "; found {}: this layout is not supported, use safetensors files in Hugging Face layout",
-        List(others, ", "));
+        ListSome(others, ", "));
   }
   if (found.empty()) found = "; found no weights at all";
   throw Error(ErrorCode::kNotFound,
@@ -124,6 +102,12 @@ void CheckTotalSize(ConfigReader& index, size_t total_bytes) {
 
 }  // namespace
 
+Checkpoint::Checkpoint(std::shared_ptr<const ModelFiles> files)
+    : files_(std::move(files)), ledger_(std::make_unique<TensorLedger>()) {}
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+Checkpoint::~Checkpoint() = default;
+
 Checkpoint Checkpoint::Open(std::shared_ptr<const ModelFiles> files) {
   Checkpoint checkpoint(std::move(files));
   if (checkpoint.files_->Has(kIndexName)) {
@@ -134,6 +118,10 @@ Checkpoint Checkpoint::Open(std::shared_ptr<const ModelFiles> files) {
     ThrowNoWeights(*checkpoint.files_);
   }
   checkpoint.FindIgnoredFiles();
+  for (const auto& [name, entry] : checkpoint.tensors_) {
+    checkpoint.ledger_->Add(name, entry.info->dtype, entry.info->shape,
+                            checkpoint.shards_[entry.shard_idx].file_name());
+  }
   return checkpoint;
 }
 
@@ -181,7 +169,7 @@ void Checkpoint::OpenIndexed() {
     ThrowIndex(
         fmt::format("{} of the {} files it names do not exist: {}; the download is incomplete or "
                     "the index belongs to another version of the model",
-                    absent.size(), num_named.size(), List(absent, ", ")));
+                    absent.size(), num_named.size(), ListSome(absent, ", ")));
   }
   // A shard of the same set that the index leaves out: part of the weights would not be read.
   std::vector<std::string> unnamed;
@@ -192,7 +180,7 @@ void Checkpoint::OpenIndexed() {
     ThrowIndex(
         fmt::format("names {} files and leaves out {}, which by its name belongs to the same set; "
                     "the index is out of date, download it again",
-                    num_named.size(), List(unnamed, ", ")));
+                    num_named.size(), ListSome(unnamed, ", ")));
   }
 
   for (const auto& [file, count] : num_named) AddFile(file);
@@ -223,7 +211,7 @@ void Checkpoint::OpenIndexed() {
   if (!problems.empty()) {
     ThrowIndex(fmt::format(
         "contradicts the files that it names: {}; download the index and the files of one version",
-        List(problems, "; ")));
+        ListSome(problems, "; ")));
   }
   CheckTotalSize(index, total_bytes_);
 }
@@ -237,7 +225,7 @@ void Checkpoint::FindIgnoredFiles() {
   }
   if (ignored_files_.empty()) return;
   Log(LogLevel::kWarning, "files with tensors that do not belong to the model are not read",
-      {{"files", List(ignored_files_, ", ")},
+      {{"files", ListSome(ignored_files_, ", ")},
        {"read", shards_.size() == 1 ? shards_.front().file_name()
                                     : fmt::format("{} shards", shards_.size())}});
 }
@@ -265,72 +253,17 @@ std::vector<std::string_view> Checkpoint::Names() const {
 
 TensorView Checkpoint::Take(std::string_view name, const Shape& expected,
                             std::span<const DType> allowed) {
-  const TensorView nothing{nullptr, allowed.empty() ? DType::kF32 : allowed.front(), expected};
-  const auto found = tensors_.find(name);
-  if (found == tensors_.end()) {
-    missing_.push_back(fmt::format("{}: expected shape {} of {}", QuoteForMessage(name),
-                                   expected.ToString(), DescribeDTypes(allowed)));
-    return nothing;
-  }
-  Entry& entry = found->second;
-  if (entry.state != State::kUnused) {
-    throw Error(ErrorCode::kInternal,
-                fmt::format("tensor {} is taken after it was {}", QuoteForMessage(name),
-                            entry.state == State::kTaken ? "taken" : "ignored"));
-  }
-  entry.state = State::kTaken;
-  const TensorInfo& info = *entry.info;
-  const SafetensorsFile& shard = shards_[entry.shard_idx];
-  const bool is_allowed = std::find(allowed.begin(), allowed.end(), info.dtype) != allowed.end();
-  if (info.shape == expected && is_allowed) return shard.View(info);
-
-  std::string problem = fmt::format("{}: tensor {}:", shard.file_name(), QuoteForMessage(name));
-  if (info.shape != expected) {
-    problem +=
-        fmt::format(" expected shape {}, found {}", expected.ToString(), info.shape.ToString());
-  }
-  if (!is_allowed) {
-    problem += fmt::format("{} expected dtype {}, found {}", info.shape != expected ? ";" : "",
-                           DescribeDTypes(allowed), DTypeName(info.dtype));
-  }
-  misfits_.push_back(std::move(problem));
-  return nothing;
+  if (!ledger_->Take(name, expected, allowed))
+    return {nullptr, allowed.empty() ? DType::kF32 : allowed.front(), expected};
+  const Entry& entry = tensors_.find(name)->second;
+  return shards_[entry.shard_idx].View(*entry.info);
 }
 
 void Checkpoint::Ignore(std::string_view name, std::string_view reason) {
-  const auto found = tensors_.find(name);
-  if (found == tensors_.end()) return;
-  if (found->second.state == State::kTaken) {
-    throw Error(ErrorCode::kInternal,
-                fmt::format("tensor {} is ignored after it was taken", QuoteForMessage(name)));
-  }
-  found->second.state = State::kIgnored;
-  Log(LogLevel::kDebug, "a tensor is not used",
-      {{"tensor", std::string(name)}, {"reason", std::string(reason)}});
+  ledger_->Ignore(name, reason);
 }
 
-void Checkpoint::Finish() const {
-  std::vector<std::string> unused;
-  for (const auto& [name, entry] : tensors_) {
-    if (entry.state != State::kUnused) continue;
-    unused.push_back(fmt::format("{}: tensor {}: shape {} of {}",
-                                 shards_[entry.shard_idx].file_name(), QuoteForMessage(name),
-                                 entry.info->shape.ToString(), DTypeName(entry.info->dtype)));
-  }
-  if (missing_.empty() && misfits_.empty() && unused.empty()) return;
-
-  std::string message = fmt::format(
-      "{}: the weights do not fit the model that config.json describes", files_->description());
-  const auto add = [&](std::string_view heading, const std::vector<std::string>& lines) {
-    if (lines.empty()) return;
-    message += fmt::format("\n{} {} {}:\n  {}", lines.size(),
-                           lines.size() == 1 ? "tensor" : "tensors", heading, List(lines, "\n  "));
-  };
-  add("missing", missing_);
-  add("with the wrong shape or dtype", misfits_);
-  add("not known to the model", unused);
-  throw Error(ErrorCode::kCorruptData, message);
-}
+void Checkpoint::Finish() const { ledger_->Finish(files_->description(), "config.json"); }
 
 namespace {
 

@@ -171,6 +171,20 @@ std::shared_ptr<const ModelFiles> ModelFiles::OpenFolder(const fs::path& folder)
   return std::make_shared<ModelFiles>(std::move(impl));
 }
 
+std::shared_ptr<const ModelFiles> ModelFiles::OpenSome(const fs::path& folder,
+                                                       std::span<const std::string> names,
+                                                       std::string description) {
+  auto impl = std::make_unique<Impl>();
+  impl->description = std::move(description);
+  for (const std::string& name : names) {
+    const fs::path path = folder / fs::path(name);
+    std::error_code ignored;
+    if (IsPlainName(name) && fs::exists(fs::symlink_status(path, ignored)))
+      impl->files.emplace(name, Impl::File{path.string(), false, false, {}});
+  }
+  return std::make_shared<ModelFiles>(std::move(impl));
+}
+
 std::shared_ptr<const ModelFiles> ModelFiles::FromMemory(std::string description,
                                                          const std::vector<Embedded>& files) {
   auto impl = std::make_unique<Impl>();
@@ -256,6 +270,8 @@ std::string ModelFiles::ReadText(std::string_view name) const {
 
 std::string ModelFiles::PathOf(std::string_view name) const {
   if (impl_->is_in_memory) return fmt::format("{} ({})", name, impl_->description);
+  if (const auto found = impl_->files.find(name); found != impl_->files.end())
+    return found->second.path;
   return (fs::path(impl_->description) / fs::path(name)).string();
 }
 

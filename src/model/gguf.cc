@@ -834,16 +834,23 @@ std::optional<std::string> GgufModel::FindIn(const ModelFiles& files) {
   return found;
 }
 
-GgufModel GgufModel::OpenPath(const fs::path& path) {
-  std::error_code ignored;
-  if (fs::is_directory(path, ignored)) {
-    auto files = ModelFiles::OpenFolder(path);
-    const auto name = FindIn(*files);
-    if (!name) Throw(ErrorCode::kNotFound, path.string(), "there is no .gguf file in this folder");
-    return Open(std::move(files), *name);
-  }
+std::shared_ptr<const ModelFiles> OpenGgufFiles(const fs::path& path) {
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
-  return Open(ModelFiles::OpenFolder(folder), path.filename().string());
+  const std::string name = path.filename().string();
+  std::vector<std::string> names = {name};
+  if (const auto part = ParsePartName(name)) {
+    names.clear();
+    for (size_t number = 1; number <= part->count; ++number)
+      names.push_back(NameOfPart(part->prefix, number, part->count));
+  }
+  auto files = ModelFiles::OpenSome(folder, names, path.string());
+  if (!files->Has(name)) Throw(ErrorCode::kNotFound, path.string(), "there is no such file");
+  return files;
+}
+
+bool IsGgufModel(const ModelFiles& files) {
+  if (files.Has("model.safetensors") || files.Has("model.safetensors.index.json")) return false;
+  return GgufModel::FindIn(files).has_value();
 }
 
 namespace {

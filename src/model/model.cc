@@ -17,6 +17,8 @@
 #include "model/architectures/architecture.h"
 #include "model/attention.h"
 #include "model/expert_placer.h"
+#include "model/gguf_config.h"
+#include "model/gguf_source.h"
 #include "model/latent_attention.h"
 #include "model/quantization/online.h"
 #include "model/quantization/quantization.h"
@@ -31,6 +33,7 @@
 #include "switchyard/core/macros.h"
 #include "switchyard/core/memory.h"
 #include "switchyard/model/checkpoint.h"
+#include "switchyard/model/gguf.h"
 #include "switchyard/moe/ep/expert_parallel.h"
 #include "switchyard/moe/layer/register_builtins.h"
 
@@ -165,7 +168,8 @@ std::vector<KvGroup> PlanKvGroups(const ModelConfig& config) {
 struct Model::Impl {
   ModelConfig config;
   ModelOptions options;
-  std::unique_ptr<Checkpoint> checkpoint;             // of a loaded model
+  std::unique_ptr<Checkpoint> checkpoint;             // of a model in safetensors files
+  std::unique_ptr<GgufModel> gguf;                    // of one in GGUF files
   std::shared_ptr<const MappedMemory> random_memory;  // of a random one
   TransformerWeights weights;
   std::optional<ExpertPlacer> placer;
@@ -176,6 +180,8 @@ struct Model::Impl {
   std::vector<std::string> bad_tensors;
 
   void Open(std::shared_ptr<const ModelFiles> files, ThreadPool& pool);
+  template <typename Source>
+  void Bind(Source& source, const QuantizationRules* rules, ThreadPool& pool);
   void MakeUp(DType dtype, ThreadPool& pool);
   uint64_t Fingerprint() const;
   void Build();
@@ -204,7 +210,9 @@ struct Model::Impl {
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Model::~Model() = default;
 
-ModelConfig Model::ReadConfig(const ModelFiles& files) {
+ModelConfig Model::ReadConfig(const std::shared_ptr<const ModelFiles>& shared) {
+  const ModelFiles& files = *shared;
+  if (IsGgufModel(files)) return ReadGgufConfig(GgufModel::Open(shared, *GgufModel::FindIn(files)));
   return ParseModelConfig(
       ConfigReader::Parse(files.PathOf("config.json"), files.ReadText("config.json")));
 }
@@ -279,42 +287,62 @@ std::unique_ptr<Model> Model::Load(std::shared_ptr<const ModelFiles> files,
   return std::unique_ptr<Model>(new Model(std::move(impl)));
 }
 
+namespace {
+
+// A source that remembers every view of plain floats that the model reads, for the scan.
+template <typename Source>
+class Recorder : public Source {
+ public:
+  using Source::Source;
+  void Use(std::string_view name, const TensorView& part) override {
+    if (std::ranges::find(kFloatDTypes, part.dtype) == kFloatDTypes.end()) return;
+    views.push_back(part);
+    names.emplace_back(name);
+  }
+  std::vector<TensorView> views;
+  std::vector<std::string> names;
+};
+
+}  // namespace
+
 // Reads what is this rank's; nothing of it needs the others.
 void Model::Impl::Open(std::shared_ptr<const ModelFiles> files, ThreadPool& pool) {
-  config = ReadConfig(*files);
+  if (IsGgufModel(*files)) {
+    gguf = std::make_unique<GgufModel>(GgufModel::Open(files, *GgufModel::FindIn(*files)));
+    config = ReadGgufConfig(*gguf);
+    placer.emplace(config, options);
+    Recorder<GgufSource> source(*gguf, *files);
+    Bind(source, nullptr, pool);
+    return;
+  }
+  config = ReadConfig(files);
+  const std::unique_ptr<QuantizationRules> rules =
+      ReadQuantization(*files, {options.w4a4_new_packing});
   checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(std::move(files)));
   placer.emplace(config, options);
-  // Every view that the model reads, for the scan.
-  class Recorder : public CheckpointSource {
-   public:
-    using CheckpointSource::CheckpointSource;
-    void Use(std::string_view name, const TensorView& part) override {
-      if (std::ranges::find(kFloatDTypes, part.dtype) == kFloatDTypes.end()) return;
-      views.push_back(part);
-      names.emplace_back(name);
-    }
-    std::vector<TensorView> views;
-    std::vector<std::string> names;
-  } source(*checkpoint);
-  const std::unique_ptr<QuantizationRules> rules =
-      ReadQuantization(checkpoint->files(), {options.w4a4_new_packing});
+  Recorder<CheckpointSource> source(*checkpoint);
+  Bind(source, rules.get(), pool);
+}
+
+template <typename Source>
+void Model::Impl::Bind(Source& source, const QuantizationRules* rules, ThreadPool& pool) {
   BindOptions bind;
   bind.share = placer->Share();
-  bind.rules = rules.get();
+  bind.rules = rules;
   bind.activation_quant = options.moe.activation_quant;
   bind.pool = &pool;
   std::optional<OnlineQuantization> online;
   if (!options.quantize.empty()) bind.online = &online.emplace(options.quantize);
+  // The scan of what is quantised on loading comes with it.
   weights = BindWeights(config, source, bind);
-  if (options.check_values) {
-    bad_tensors = FindBadTensors(source.views, source.names, pool);
-    constexpr size_t kShown = 5;
-    const std::vector<std::string>& bad = bad_tensors;
-    for (size_t i = 0; i < std::min(kShown, bad.size()); ++i) Log(LogLevel::kWarning, bad[i]);
-    if (bad.size() > kShown) {
-      Log(LogLevel::kWarning,
-          fmt::format("{} more tensors hold NaN or infinity", bad.size() - kShown));
-    }
+  if (!options.check_values || bind.online != nullptr) return;
+  bad_tensors = FindBadTensors(source.views, source.names, pool);
+  constexpr size_t kShown = 5;
+  const std::vector<std::string>& bad = bad_tensors;
+  for (size_t i = 0; i < std::min(kShown, bad.size()); ++i) Log(LogLevel::kWarning, bad[i]);
+  if (bad.size() > kShown) {
+    Log(LogLevel::kWarning,
+        fmt::format("{} more tensors hold NaN or infinity", bad.size() - kShown));
   }
 }
 
@@ -424,14 +452,14 @@ void Model::Impl::RotateAndNormalize(ExecContext& context, const AttentionWeight
                                      const RopeTable& rope, Rows q, Rows k, Rows v) const {
   const size_t dim = config.head_dim;
   const auto eps = static_cast<float>(config.norm_eps);
+  const auto rotate = config.rope.interleaved ? kernels::RotatePairs : kernels::RotateHalves;
   const auto prepare = [&](float* row, size_t size, const std::vector<float>& norm, size_t token) {
     if (config.qk_norm == QkNorm::kFull) kernels::RmsNorm(row, norm.data(), size, eps, row);
     if (config.clip_qkv) kernels::Clamp(row, static_cast<float>(*config.clip_qkv), size);
     for (size_t at = 0; at < size; at += dim) {
       if (config.qk_norm == QkNorm::kPerHead)
         kernels::RmsNorm(row + at, norm.data(), dim, eps, row + at);
-      kernels::RotateHalves(row + at, rope.cos.Row(token), rope.sin.Row(token),
-                            config.rope.rotary_dim / 2);
+      rotate(row + at, rope.cos.Row(token), rope.sin.Row(token), config.rope.rotary_dim / 2);
     }
   };
   ForEachToken(context, q.rows, [&](size_t t) {
@@ -642,8 +670,11 @@ DType Model::activation_dtype() const {
 }
 
 size_t Model::weight_bytes() const {
-  return impl_->checkpoint != nullptr ? impl_->checkpoint->total_bytes()
-                                      : impl_->random_memory->size();
+  if (impl_->checkpoint != nullptr) return impl_->checkpoint->total_bytes();
+  if (impl_->gguf == nullptr) return impl_->random_memory->size();
+  size_t bytes = 0;
+  for (const GgufModel::Tensor& tensor : impl_->gguf->tensors()) bytes += tensor.info->bytes;
+  return bytes;
 }
 
 size_t Model::copied_bytes() const { return impl_->weights.owned_bytes; }

@@ -199,7 +199,7 @@ class Binder {
     }
     Linear(prefix + "kv_a_proj_with_mqa", kv_size, config_.hidden_size, attention.kv_a);
     Vector(prefix + "kv_a_layernorm.weight", latent.kv_rank, attention.kv_a_norm);
-    BindKeysAndValues(prefix + "kv_b_proj", attention);
+    BindKeysAndValues(prefix, attention);
     Linear(prefix + "o_proj", config_.hidden_size, config_.num_heads * latent.value_dim,
            attention.o);
     if (!config_.attention_bias) return;
@@ -210,9 +210,11 @@ class Binder {
 
   // kv_b holds [Wk ; Wv] of each head. Wk is used transposed: copied. Wv is used where it lies if it
   // is plain, else decoded to f32: no product reads blocks of codes from their middle.
-  void BindKeysAndValues(const std::string& module, AttentionWeights& attention) {
+  void BindKeysAndValues(const std::string& prefix, AttentionWeights& attention) {
+    if (source_.Has(prefix + "k_b_proj.weight")) return BindSplitKeysAndValues(prefix, attention);
     const LatentAttention& latent = *config_.latent;
     const size_t heads = config_.num_heads;
+    const std::string module = prefix + "kv_b_proj";
     kv_b_.emplace_back();
     WeightMatrix& kv_b = kv_b_.back();
     matrices_.Bind(module, heads * (latent.nope_dim + latent.value_dim), latent.kv_rank,
@@ -229,6 +231,24 @@ class Binder {
       if (kv_b.format.is_quantized() || !IsDense(kv_b.dtype())) plain = Decoded(kv_b, owned);
       SplitKeysAndValues(plain, attention, owned);
     });
+  }
+
+  // GGUF files keep them apart, Wk transposed already: [heads, kv_rank, nope], [heads, value,
+  // kv_rank].
+  void BindSplitKeysAndValues(const std::string& prefix, AttentionWeights& attention) {
+    const LatentAttention& latent = *config_.latent;
+    const size_t heads = config_.num_heads;
+    const auto bind = [&](const std::string& name, size_t rows, size_t cols,
+                          std::vector<WeightMatrix>& out) {
+      const TensorView bank = source_.Take(name, {heads, rows, cols}, source_.matrix_dtypes());
+      source_.Use(name, bank);
+      for (size_t h = 0; h < heads; ++h)
+        out.push_back(WeightMatrix::Dense(Part(bank, h).data, bank.dtype, rows, cols));
+      matrices_.Note({name, std::string(DTypeName(bank.dtype)), {}, IsGgmlBlock(bank.dtype),
+                      heads * rows, cols, heads * rows * BytesOf(bank.dtype, cols)});
+    };
+    bind(prefix + "k_b_proj.weight", latent.kv_rank, latent.nope_dim, attention.key_up);
+    bind(prefix + "v_b_proj.weight", latent.value_dim, latent.kv_rank, attention.value_up);
   }
 
   static bool IsDense(DType dtype) {

@@ -25,15 +25,17 @@ struct Tile {
   float* results;           // kRowsPerPass * n floats for each of `results_per_tile`
 };
 
-// Cuts the products of all groups with matrices like `w` into tiles that fill the threads, and
+// Cuts the products of all groups with matrices like `w` (and `second`) into tiles that fill the threads, and
 // calls body(tile) for each in parallel.
 template <typename Body>
 void ForEachTile(ExecContext& context, const ExpertGroups& groups, const ExpertMatrices& w,
-                 size_t results_per_tile, const Body& body) {
+                 const ExpertMatrices* second, size_t results_per_tile, const Body& body) {
   const size_t num_experts = groups.experts.size();
   const size_t task_rows = TaskRows(num_experts * w.rows, context.pool.num_threads());
   const size_t tasks_per_expert = (w.rows + task_rows - 1) / task_rows;
-  const size_t decode = ExpertScratchFloats(w, task_rows);
+  const size_t decode =
+      std::max(ExpertScratchFloats(w, task_rows),
+               second == nullptr ? 0 : ExpertScratchFloats(*second, task_rows));
   const size_t results = results_per_tile * kRowsPerPass * task_rows;
   float* scratch =
       context.arena.AllocateSpan<float>(context.pool.num_threads() * (results + decode)).data();
@@ -69,7 +71,7 @@ QuantRows GateUp(ExecContext& context, const ExpertGroups& groups, const ActRows
   hidden.stride = (hidden.cols * DTypeBytes(hidden_dtype) + 63) / 64 * 64;
   std::byte* data = context.arena.AllocateSpan<std::byte>(hidden.rows * hidden.stride).data();
   hidden.data = data;
-  ForEachTile(context, groups, layer.w1, 2, [&](const Tile& tile) {
+  ForEachTile(context, groups, layer.w1, layer.is_gated ? &layer.w3 : nullptr, 2, [&](const Tile& tile) {
     float* gate = tile.results;
     float* up = gate + kRowsPerPass * tile.n;
     ForEachPass(tile, [&](size_t row, size_t count) {
@@ -100,7 +102,7 @@ DType HiddenDType(const ActQuant& how, const MatrixFormat& w2, DType act_dtype) 
 Rows Down(ExecContext& context, const ExpertGroups& groups, const ActRows& hidden,
           const ExpertMatrices& w2) {
   const Rows out = context.arena.AllocateRows(groups.num_rows(), w2.rows);
-  ForEachTile(context, groups, w2, 0, [&](const Tile& tile) {
+  ForEachTile(context, groups, w2, nullptr, 0, [&](const Tile& tile) {
     const size_t count = tile.end - tile.begin;
     Multiply(hidden.Slice(tile.begin, count), w2, tile,
              Rows(out.Row(tile.begin) + tile.n0, count, tile.n, out.stride));
@@ -110,7 +112,7 @@ Rows Down(ExecContext& context, const ExpertGroups& groups, const ActRows& hidde
 
 void DownInto(ExecContext& context, const ExpertGroups& groups, const ActRows& hidden,
               const ExpertMatrices& w2, std::span<float* const> out) {
-  ForEachTile(context, groups, w2, 1, [&](const Tile& tile) {
+  ForEachTile(context, groups, w2, nullptr, 1, [&](const Tile& tile) {
     ForEachPass(tile, [&](size_t row, size_t count) {
       const Rows results(tile.results, count, tile.n);
       Multiply(hidden.Slice(row, count), w2, tile, results);

@@ -234,7 +234,7 @@ TEST(GgufConfig, EqualsThatOfTheGoldens) {
     const auto files = ModelFiles::OpenFolder(golden.path());
     const json manifest = json::parse(files->ReadText("manifest.json"));
     const ModelConfig expected = ParseHub(manifest.at("equivalent_hub_config"));
-    const GgufModel gguf = GgufModel::OpenPath(golden.path());
+    const GgufModel gguf = testing::OpenGguf(golden.path());
     const ModelConfig found = ReadGgufConfig(gguf);
     ExpectSame(found, expected);
     EXPECT_FALSE(found.rope.interleaved);

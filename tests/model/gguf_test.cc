@@ -439,7 +439,7 @@ TEST(GgufModel, OpensAllPartsByAnyOfThem) {
   folder.Write("unrelated.txt", "");
   for (const fs::path& path : {folder / NameOf(0), folder / NameOf(2), folder.path()}) {
     SCOPED_TRACE(path);
-    const GgufModel model = GgufModel::OpenPath(path);
+    const GgufModel model = testing::OpenGguf(path);
     EXPECT_EQ(model.metadata().Text("general.architecture"), "olmoe");
     EXPECT_EQ(model.parts().size(), 4u);
     ASSERT_EQ(model.tensors().size(), 4u);
@@ -458,7 +458,7 @@ TEST(GgufModel, FaultyPartsAreNamed) {
     WriteAll(folder);
     change(folder);
     const std::string message =
-        ExpectError(code, words, [&] { GgufModel::OpenPath(folder / open); });
+        ExpectError(code, words, [&] { testing::OpenGguf(folder / open); });
     EXPECT_EQ(message.find('\n'), std::string::npos);
   };
   refused(ErrorCode::kNotFound, {NameOf(1), "part 2 of 4", "missing"},
@@ -505,13 +505,13 @@ TEST(GgufModel, FaultyPartsAreNamed) {
 
 TEST(GgufModel, FoldersAndPaths) {
   const TempFolder folder;
-  ExpectError(ErrorCode::kNotFound, {"no .gguf file"}, [&] { GgufModel::OpenPath(folder.path()); });
-  ExpectError(ErrorCode::kNotFound, {"m.gguf"}, [&] { GgufModel::OpenPath(folder / "m.gguf"); });
+  ExpectError(ErrorCode::kNotFound, {"no .gguf file"}, [&] { testing::OpenGguf(folder.path()); });
+  ExpectError(ErrorCode::kNotFound, {"m.gguf"}, [&] { testing::OpenGguf(folder / "m.gguf"); });
   folder.Write("m.gguf", SmallFile());
-  EXPECT_EQ(GgufModel::OpenPath(folder.path()).tensors().size(), 3u);
+  EXPECT_EQ(testing::OpenGguf(folder.path()).tensors().size(), 3u);
   folder.Write("n.gguf", SmallFile());
   ExpectError(ErrorCode::kInvalidArgument, {"more than one", "m.gguf", "n.gguf"},
-              [&] { GgufModel::OpenPath(folder.path()); });
+              [&] { testing::OpenGguf(folder.path()); });
 }
 
 TEST(Gguf, ReadsTheGoldens) {
@@ -519,7 +519,7 @@ TEST(Gguf, ReadsTheGoldens) {
   size_t num_read = 0;
   for (const auto& golden : fs::directory_iterator(*testing::GoldenDir() / "gguf")) {
     if (!golden.is_directory()) continue;
-    const GgufModel model = GgufModel::OpenPath(golden.path());
+    const GgufModel model = testing::OpenGguf(golden.path());
     EXPECT_NE(model.Find("token_embd.weight"), nullptr) << golden.path();
     EXPECT_FALSE(model.metadata().Texts("tokenizer.ggml.tokens").empty());
     ++num_read;

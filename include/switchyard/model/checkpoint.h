@@ -18,6 +18,8 @@
 
 namespace switchyard {
 
+class TensorLedger;
+
 // What a weight that is not quantised may be stored as.
 inline constexpr std::array kFloatDTypes = {DType::kF32, DType::kF16, DType::kBF16};
 
@@ -38,8 +40,9 @@ class Checkpoint {
   //   the files; kUnsupported as SafetensorsFile::Parse; and what ModelFiles::Map throws.
   static Checkpoint Open(std::shared_ptr<const ModelFiles> files);
 
-  Checkpoint(Checkpoint&&) noexcept = default;
-  Checkpoint& operator=(Checkpoint&&) noexcept = default;
+  Checkpoint(Checkpoint&&) noexcept;
+  Checkpoint& operator=(Checkpoint&&) noexcept;
+  ~Checkpoint();
 
   const ModelFiles& files() const { return *files_; }
 
@@ -75,23 +78,20 @@ class Checkpoint {
   // Ends the building of a model.
   // Errors: kCorruptData listing the tensors that are missing, that have the wrong shape or dtype,
   //   and that were neither taken nor ignored, each by name with what was expected, found, and in
-  //   which file; the first kMaxListed of each kind and the number of the others.
+  //   which file; the first eight of each kind and the number of the others.
   void Finish() const;
-  static constexpr size_t kMaxListed = 8;
 
   // Files with tensors that lie in the folder and were not read: *.safetensors that the index does
   // not name, copies in another layout (consolidated.safetensors). Open logs them as a warning.
   const std::vector<std::string>& IgnoredFiles() const { return ignored_files_; }
 
  private:
-  enum class State { kUnused, kTaken, kIgnored };
   struct Entry {
     const TensorInfo* info;  // in a file of shards_
     size_t shard_idx;
-    State state = State::kUnused;
   };
 
-  explicit Checkpoint(std::shared_ptr<const ModelFiles> files) : files_(std::move(files)) {}
+  explicit Checkpoint(std::shared_ptr<const ModelFiles> files);
   void AddFile(const std::string& name);
   void OpenIndexed();
   void FindIgnoredFiles();
@@ -101,9 +101,7 @@ class Checkpoint {
   std::map<std::string_view, Entry> tensors_;  // the names are those in shards_
   size_t total_bytes_ = 0;
   std::vector<std::string> ignored_files_;
-  // Kept for Finish, each a whole line.
-  std::vector<std::string> missing_;
-  std::vector<std::string> misfits_;
+  std::unique_ptr<TensorLedger> ledger_;
 };
 
 // NaN and infinity in a tensor. Weights have neither unless a conversion or a download went wrong.

@@ -34,6 +34,12 @@ class ModelFiles {
   //   only the folders below snapshots/ hold models; kUnavailable if it cannot be listed.
   static std::shared_ptr<const ModelFiles> OpenFolder(const std::filesystem::path& folder);
 
+  // Some files of a folder, which need not be a model by themselves; `description` stands in
+  // messages. Errors: as OpenFolder.
+  static std::shared_ptr<const ModelFiles> OpenSome(const std::filesystem::path& folder,
+                                                    std::span<const std::string> names,
+                                                    std::string description);
+
   // Files that are in memory already. `description` stands in messages where a folder has its path.
   // Does not copy: the bytes must outlive the result.
   // Errors: kInvalidArgument if a name is no plain file name or appears twice.

@@ -158,10 +158,6 @@ class GgufModel {
   //   with its name or with the first part, and both parts that hold one tensor.
   static GgufModel Open(std::shared_ptr<const ModelFiles> files, std::string_view name);
 
-  // Opens a .gguf file by its path, or the only model of that kind in a folder.
-  // Errors: as Open; kNotFound if there is no such file, or none or several in the folder.
-  static GgufModel OpenPath(const std::filesystem::path& path);
-
   // The file, or first part, of the only GGUF model in `files`; nullopt if there is none.
   // Errors: kInvalidArgument naming them if there are several.
   static std::optional<std::string> FindIn(const ModelFiles& files);
@@ -191,6 +187,14 @@ class GgufModel {
   std::vector<Tensor> tensors_;
   std::vector<size_t> by_name_;
 };
+
+// The files of the model that a .gguf file is, or is any part of: that file, or all parts.
+// Errors: kNotFound if there is no such file.
+std::shared_ptr<const ModelFiles> OpenGgufFiles(const std::filesystem::path& path);
+
+// Whether a set of files is a GGUF model: it holds one, and no weights in safetensors files.
+// Errors: kInvalidArgument naming them if there are several.
+bool IsGgufModel(const ModelFiles& files);
 
 // Lays out a GGUF file of version 3: the caller writes the header, then each tensor at its offset
 // (in the order in which they were added), with zeros between, and decides how files are replaced.

@@ -73,7 +73,7 @@ struct ComputePlan {
 // Read-only after loading; Forward may be called by one thread at a time per ExecContext.
 class Model {
  public:
-  // Reads config.json and the weights of a folder in Hugging Face layout. Collective with moe.ep.
+  // Reads a folder in Hugging Face layout, or GGUF files (OpenGgufFiles). Collective with moe.ep.
   // Errors: what goes wrong on one rank is the error of all; kFailedPrecondition naming the rank if
   //   ranks have different models; kNotFound, kCorruptData and kUnsupported, each naming file,
   //   field or tensor.
@@ -85,8 +85,8 @@ class Model {
   static std::unique_ptr<Model> Random(const ModelConfig& config, DType dtype,
                                        const ModelOptions& options, ThreadPool& pool);
 
-  // Only config.json. Errors as Load.
-  static ModelConfig ReadConfig(const ModelFiles& files);
+  // Only config.json, or the metadata of GGUF files. Errors as Load.
+  static ModelConfig ReadConfig(const std::shared_ptr<const ModelFiles>& files);
 
   ~Model();
 

@@ -184,7 +184,9 @@ void CheckWeights(const MoeLayerConfig& config, const ExpertWeights& weights,
   if (config.runner.is_gated) {
     CheckBank(weights.w3, "w3 (up)", w13, experts, i, h, layer_id);
     // Their rows are prepared once, for both.
-    if (weights.w1.format != weights.w3.format)
+    const bool decoded = IsGgmlBlock(weights.w1.format.dtype) &&
+                         IsGgmlBlock(weights.w3.format.dtype);  // to f32, whatever the blocks
+    if (weights.w1.format != weights.w3.format && !decoded)
       Refuse(ErrorCode::kInvalidArgument, layer_id,
              fmt::format("w1 (gate) holds {} and w3 (up) {}: they must have one format",
                          DescribeFormat(weights.w1.format), DescribeFormat(weights.w3.format)));
