@@ -25,18 +25,6 @@ namespace {
 
 const std::chrono::steady_clock::time_point g_start = std::chrono::steady_clock::now();
 
-// Settings whose other values this build does not have, with the reason; refused by name instead of
-// being without effect.
-void RefuseWhatThisBuildLacks(const Settings& settings) {
-  const std::string& kv = settings.Get("kv-dtype");
-  if (kv == "fp8" || kv == "int8") {
-    throw Error(
-        ErrorCode::kUnsupported,
-        fmt::format("--kv-dtype {}: this build has no such KV cache; there are: f32, bf16, f16",
-                    kv));
-  }
-}
-
 }  // namespace
 
 void AddModelArgument(CLI::App& app, std::string& model) {
@@ -102,7 +90,6 @@ std::shared_ptr<const Tokenizer> OpenTokenizer(const ModelFiles& files) {
 }
 
 std::unique_ptr<ThreadPool> MakeThreadPool(const Settings& settings, NumaPlacement* numa) {
-  RefuseWhatThisBuildLacks(settings);
   const std::string& isa = settings.Get("isa");
   for (Isa level : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
     if (isa == IsaName(level)) CapIsa(level);
@@ -147,6 +134,8 @@ DType KvDType(const Settings& settings, DType activation_dtype) {
   if (name == "f32") return DType::kF32;
   if (name == "f16") return DType::kF16;
   if (name == "bf16") return DType::kBF16;
+  if (name == "fp8") return DType::kF8E4M3;
+  if (name == "int8") return DType::kI8;
   return activation_dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
 }
 
