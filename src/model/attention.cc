@@ -329,21 +329,20 @@ void StoreKeysAndValues(ExecContext& context, const ModelConfig& config,
   for (const SequenceChunk& chunk : chunks) {
     const BlockTable& table = chunk.tables[view.group];
     constexpr size_t kTokensPerTask = 16;
-    context.pool.Run(
-        (chunk.tokens.size() + kTokensPerTask - 1) / kTokensPerTask, [&](size_t task, size_t) {
-          const size_t end = std::min(chunk.tokens.size(), (task + 1) * kTokensPerTask);
-          for (size_t t = task * kTokensPerTask; t < end; ++t) {
-            const size_t position = chunk.position + t;
-            const size_t place = position % kKvBlockSize;
-            std::byte* block =
-                BlockAt(view, table.blocks[position / kKvBlockSize - table.first_block]);
-            for (size_t h = 0; h < shape.heads; ++h) {
-              writer.WriteKey(k.Row(chunk_row + t) + h * shape.key_dim, h, place, block);
-              if (shape.value_dim != 0)
-                writer.WriteValue(v.Row(chunk_row + t) + h * shape.value_dim, h, place, block);
-            }
-          }
-        });
+    context.pool.Run((chunk.tokens.size() + kTokensPerTask - 1) / kTokensPerTask, [&](size_t task,
+                                                                                      size_t) {
+      const size_t end = std::min(chunk.tokens.size(), (task + 1) * kTokensPerTask);
+      for (size_t t = task * kTokensPerTask; t < end; ++t) {
+        const size_t position = chunk.position + t;
+        const size_t place = position % kKvBlockSize;
+        std::byte* block = BlockAt(view, table.blocks[position / kKvBlockSize - table.first_block]);
+        for (size_t h = 0; h < shape.heads; ++h) {
+          writer.WriteKey(k.Row(chunk_row + t) + h * shape.key_dim, h, place, block);
+          if (shape.value_dim != 0)
+            writer.WriteValue(v.Row(chunk_row + t) + h * shape.value_dim, h, place, block);
+        }
+      }
+    });
     chunk_row += chunk.tokens.size();
   }
 }

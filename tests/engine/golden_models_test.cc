@@ -305,10 +305,10 @@ TEST_F(GoldenModelsTest, BitsDoNotDependOnChunksBatchesOrThreads) {
   }
 }
 
-// How far the logits of a position are from those of the f32 cache, relative to their length, in the
-// middle of all positions: a few are far off in every type, because a router with two equal choices
-// takes the other one. Measured medians of the models here: f16 1e-4 to 5e-4, bf16 5e-4 to 4.3e-3,
-// int8 1.4e-3 to 1.3e-2, fp8 9e-3 to 6.3e-2.
+// How far the logits of a position are from those of the f32 cache, relative to their length, in
+// the middle of all positions: a few are far off in every type, because a router with two equal
+// choices takes the other one. Measured medians of the models here: f16 1e-4 to 5e-4, bf16 5e-4
+// to 4.3e-3, int8 1.4e-3 to 1.3e-2, fp8 9e-3 to 6.3e-2.
 TEST_F(GoldenModelsTest, KvTypesStayNearF32) {
   const std::map<DType, double> bounds = {
       {DType::kF16, 1e-3}, {DType::kBF16, 8e-3}, {DType::kI8, 2.5e-2}, {DType::kF8E4M3, 0.12}};
@@ -320,9 +320,8 @@ TEST_F(GoldenModelsTest, KvTypesStayNearF32) {
       std::vector<double> errors;
       for (size_t p = 0; p < GoldenModel::kNumPrompts; ++p) {
         const std::vector<int32_t> ids = golden.PromptAndAnswer(p);
-        const std::vector<double> more =
-            RelativeErrors(AllLogits(*exact.executor, ids, 0),
-                           AllLogits(*rounded.executor, ids, 0), ids.size());
+        const std::vector<double> more = RelativeErrors(
+            AllLogits(*exact.executor, ids, 0), AllLogits(*rounded.executor, ids, 0), ids.size());
         errors.insert(errors.end(), more.begin(), more.end());
       }
       std::sort(errors.begin(), errors.end());
@@ -332,8 +331,8 @@ TEST_F(GoldenModelsTest, KvTypesStayNearF32) {
   }
 }
 
-// Measured share of the tokens: f32 all, f16 97 %, bf16 57 %, int8 35 %, fp8 5 %. Random weights have
-// small margins, and one answer ends at its first doubt.
+// Measured share of the tokens: f32 all, f16 97 %, bf16 57 %, int8 35 %, fp8 5 %. Random weights
+// have small margins, and one answer ends at its first doubt.
 TEST_F(GoldenModelsTest, KvTypesGiveTheSameTextAsFarAsMarginsAllow) {
   const std::map<DType, double> least = {{DType::kF32, 1.0},
                                          {DType::kF16, 0.9},

@@ -134,8 +134,7 @@ TEST(KvBlockLayout, PartsFillTheBlock) {
   odd.num_heads = odd.num_kv_heads = 3;
   odd.head_dim = 5;
   for (const ModelConfig& config : {odd, latent}) {
-    for (DType dtype :
-         {DType::kF32, DType::kBF16, DType::kF16, DType::kI8, DType::kF8E4M3}) {
+    for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8, DType::kF8E4M3}) {
       const KvBlockLayout layout(config, dtype);
       const KvShape shape = config.kv_shape();
       const bool own_values = shape.value_dim != 0;

@@ -30,7 +30,7 @@ float ValueOfCode(DType dtype, const std::byte* code) {
 struct Shape {
   size_t key_dim = 0;
   size_t value_dim = 0;
-  size_t key_split = 0;     // of codes; 0 = key_dim
+  size_t key_split = 0;    // of codes; 0 = key_dim
   bool is_latent = false;  // values are the beginning of the keys
 };
 
@@ -174,10 +174,10 @@ void ExpectTheReference(const Cache& cache, size_t rows, std::mt19937_64& random
   const std::vector<float> out = Attend(cache, q, first, last, scale);
   for (size_t r = 0; r < rows; ++r) {
     std::vector<float> expected(shape.value_dim);
-    AttentionReference({q.data() + r * shape.key_dim, cache.keys.exact.data(),
-                        cache.values().exact.data(), DType::kF32, shape.key_dim, shape.value_dim,
-                        cache.values().dim, scale},
-                       first[r], last[r], expected.data());
+    AttentionReference(
+        {q.data() + r * shape.key_dim, cache.keys.exact.data(), cache.values().exact.data(),
+         DType::kF32, shape.key_dim, shape.value_dim, cache.values().dim, scale},
+        first[r], last[r], expected.data());
     for (size_t d = 0; d < shape.value_dim; ++d) {
       ASSERT_NEAR(out[r * shape.value_dim + d], expected[d], 2e-5)
           << DTypeName(cache.dtype) << " dims " << shape.key_dim << ", " << shape.value_dim
@@ -191,9 +191,9 @@ TEST(Attention, MatchesTheReference) {
   testing::ForEachTarget([] {
     auto random = testing::MakeRandom(11);
     for (DType dtype : kKvTypes) {
-      for (const Shape& shape : {Shape{1, 1}, Shape{8, 8}, Shape{16, 24}, Shape{24, 5},
-                                 Shape{64, 64}, Shape{80, 80}, Shape{100, 100}, Shape{128, 128},
-                                 Shape{192, 128}, Shape{24, 257}}) {
+      for (const Shape& shape :
+           {Shape{1, 1}, Shape{8, 8}, Shape{16, 24}, Shape{24, 5}, Shape{64, 64}, Shape{80, 80},
+            Shape{100, 100}, Shape{128, 128}, Shape{192, 128}, Shape{24, 257}}) {
         for (size_t tokens : {1u, 5u, 63u, 64u, 65u, 256u, 257u, 700u}) {
           ExpectTheReference(Cache(dtype, tokens, shape, random), 1 + random() % 9, random);
         }
@@ -233,9 +233,9 @@ TEST(Attention, BitsDoNotDependOnWhichQueriesShareACall) {
         const std::vector<float> one(q.begin() + static_cast<std::ptrdiff_t>(r * dim),
                                      q.begin() + static_cast<std::ptrdiff_t>((r + 1) * dim));
         const std::vector<float> alone = Attend(cache, one, {first[r]}, {last[r]}, 0.1f);
-        ASSERT_EQ(std::memcmp(alone.data(), together.data() + r * value_dim,
-                              value_dim * sizeof(float)),
-                  0)
+        ASSERT_EQ(
+            std::memcmp(alone.data(), together.data() + r * value_dim, value_dim * sizeof(float)),
+            0)
             << DTypeName(dtype) << " row " << r;
       }
     }
@@ -337,8 +337,8 @@ TEST(Attention, BadKeysShowAsNan) {
     auto random = testing::MakeRandom(17);
     const size_t dim = 40;
     for (DType dtype : kKvTypes) {
-      for (float bad : {std::numeric_limits<float>::quiet_NaN(),
-                        std::numeric_limits<float>::infinity()}) {
+      for (float bad :
+           {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
         if (!IsCode(dtype) && !std::isnan(bad)) continue;  // exp(-infinity) is a fair 0
         for (size_t place : {0u, 31u, 32u, 39u}) {
           Cache cache(dtype, 300, Shape{dim, 32, 32, true}, random);
@@ -430,9 +430,9 @@ TEST(KvCodes, ZerosAndTinyRowsHaveAFiniteScale) {
 TEST(KvCodes, WhatIsNotANumberShowsInTheScale) {
   testing::ForEachTarget([] {
     for (DType dtype : {DType::kI8, DType::kF8E4M3}) {
-      for (float bad : {std::numeric_limits<float>::quiet_NaN(),
-                        std::numeric_limits<float>::infinity(),
-                        -std::numeric_limits<float>::infinity()}) {
+      for (float bad :
+           {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+            -std::numeric_limits<float>::infinity()}) {
         std::vector<float> row(21, 1.0f);
         row[20] = bad;
         std::vector<std::byte> codes(21);

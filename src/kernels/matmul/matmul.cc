@@ -248,7 +248,9 @@ constexpr MatmulKernel kMatmulKernels[] = {
 
 HWY_EXPORT(MatmulF32CodeI8);
 HWY_EXPORT(MatmulF32CodeE4M3);
-void DispatchCodeI8(const MatmulArgs& args) noexcept { HWY_DYNAMIC_DISPATCH(MatmulF32CodeI8)(args); }
+void DispatchCodeI8(const MatmulArgs& args) noexcept {
+  HWY_DYNAMIC_DISPATCH(MatmulF32CodeI8)(args);
+}
 void DispatchCodeE4M3(const MatmulArgs& args) noexcept {
   HWY_DYNAMIC_DISPATCH(MatmulF32CodeE4M3)(args);
 }
