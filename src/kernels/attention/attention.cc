@@ -25,13 +25,13 @@ HWY_INLINE float ScalarF32(T value) {
 }
 HWY_INLINE float ScalarF32(E4M3Code code) { return ToKernelFloat(code); }
 
-// What a code of T has to be multiplied by, beside its scale.
+// Types of codes, which have scales, and what a code has to be multiplied by beside its scale.
 template <class T>
 constexpr bool kIsCode = hwy::IsSame<T, int8_t>() || hwy::IsSame<T, E4M3Code>();
 template <class T>
 constexpr float kUnit = hwy::IsSame<T, E4M3Code>() ? kE4M3Unit : 1.0f;
 
-// Calls body(vector index, count) until n lanes are done.
+// Calls body(first element, count) for each vector of n elements.
 template <class Body>
 HWY_INLINE void ForEachLanes(size_t n, const Body& body) {
   const size_t lanes = hn::Lanes(DF());
