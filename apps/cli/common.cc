@@ -19,23 +19,13 @@
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/log.h"
+#include "switchyard/model/gguf.h"
+#include "switchyard/text/gguf_vocabulary.h"
 
 namespace switchyard::cli {
 namespace {
 
 const std::chrono::steady_clock::time_point g_start = std::chrono::steady_clock::now();
-
-// Settings whose other values this build does not have, with the reason; refused by name instead of
-// being without effect.
-void RefuseWhatThisBuildLacks(const Settings& settings) {
-  const std::string& kv = settings.Get("kv-dtype");
-  if (kv == "fp8" || kv == "int8") {
-    throw Error(
-        ErrorCode::kUnsupported,
-        fmt::format("--kv-dtype {}: this build has no such KV cache; there are: f32, bf16, f16",
-                    kv));
-  }
-}
 
 }  // namespace
 
@@ -134,7 +124,7 @@ GgufVocabulary ReadVocabulary(const GgufFile& file) {
 TokenizerFiles ReadTokenizerFiles(const std::shared_ptr<const ModelFiles>& shared) {
   const ModelFiles& files = *shared;
   if (!files.Has("tokenizer.json") && IsGgufModel(files)) {
-    const GgufModel gguf = GgufModel::Open(shared, *GgufModel::FindIn(files));
+    const GgufModel gguf = GgufModel::Open(shared);
     try {
       return MakeTokenizerFiles(ReadVocabulary(gguf.metadata()));
     } catch (const Error& error) {
@@ -160,7 +150,6 @@ TokenizerFiles ReadTokenizerFiles(const std::shared_ptr<const ModelFiles>& share
 }
 
 std::unique_ptr<ThreadPool> MakeThreadPool(const Settings& settings, NumaPlacement* numa) {
-  RefuseWhatThisBuildLacks(settings);
   const std::string& isa = settings.Get("isa");
   for (Isa level : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
     if (isa == IsaName(level)) CapIsa(level);
@@ -207,6 +196,8 @@ DType KvDType(const Settings& settings, DType activation_dtype) {
   if (name == "f32") return DType::kF32;
   if (name == "f16") return DType::kF16;
   if (name == "bf16") return DType::kBF16;
+  if (name == "fp8") return DType::kF8E4M3;
+  if (name == "int8") return DType::kI8;
   return activation_dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
 }
 

@@ -21,12 +21,13 @@ size_t FirstNeededBlock(size_t position, size_t window) {
 
 KvCache::KvCache(const ModelConfig& config, DType dtype, size_t num_tokens)
     : dtype_(dtype), num_blocks_(BlocksFor(num_tokens)) {
-  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("a KV cache of type {} is not supported; use f32, f16 or bf16",
-                            DTypeName(dtype)));
+  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16 && !IsKvCode(dtype)) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("a KV cache of type {} is not supported; use f32, bf16, f16, fp8 or int8",
+                    DTypeName(dtype)));
   }
-  const size_t block_bytes = config.kv_shape().elements() * kKvBlockSize * DTypeBytes(dtype);
+  const size_t block_bytes = KvBlockLayout(config, dtype).bytes();
   size_t layer_bytes = 0;
   if (num_blocks_ > UINT32_MAX || __builtin_mul_overflow(num_blocks_, block_bytes, &layer_bytes)) {
     throw Error(ErrorCode::kResourceExhausted,

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/kv_codes.h"
 #include "kernels/convert/convert.h"
 #include "switchyard/core/macros.h"
 
@@ -19,17 +20,8 @@ static_assert(kernels::kKvBlockTokens == kKvBlockSize);
 // Queries (times the heads that share a key head) that one task takes together.
 constexpr size_t kRowsPerTile = 32;
 
-// Start of the keys of a head in a block, and of its values.
-std::byte* KeyBlock(const KvLayerView& layer, const KvShape& shape, DType dtype, uint32_t block,
-                    size_t head) {
-  return layer.data + block * layer.block_bytes +
-         kKvBlockSize * DTypeBytes(dtype) * head * shape.key_dim;
-}
-std::byte* ValueBlock(const KvLayerView& layer, const KvShape& shape, DType dtype, uint32_t block,
-                      size_t head) {
-  if (shape.value_dim == 0) return KeyBlock(layer, shape, dtype, block, head);
-  return layer.data + block * layer.block_bytes +
-         kKvBlockSize * DTypeBytes(dtype) * (shape.heads * shape.key_dim + head * shape.value_dim);
+std::byte* BlockAt(const KvLayerView& layer, uint32_t block) {
+  return layer.data + block * layer.block_bytes;
 }
 
 // Some consecutive queries of one chunk against one key head.
@@ -90,12 +82,12 @@ class LayerAttention {
   LayerAttention(ExecContext& context, const ModelConfig& config, const KvView& cache, size_t layer,
                  const QueryHeads& heads, ConstRows q, Rows out)
       : context_(context),
-        cache_(cache),
+        layout_(config, cache.dtype),
         layer_(cache.layers[layer]),
         window_(config.layers[layer].window),
         heads_(heads),
         group_(heads.group),
-        shape_(config.kv_shape()),
+        shape_(layout_.shape()),
         width_(heads.count == 0 ? 0 : out.cols / (heads.count * heads.group)),
         scale_(static_cast<float>(config.score_scale /
                                   std::sqrt(static_cast<double>(config.head_dim)))),
@@ -185,13 +177,19 @@ class LayerAttention {
     const BlockTable& table = tile.chunk->tables[layer_.group];
     const void* k[kBlocksPerSpan] = {};
     const void* v[kBlocksPerSpan] = {};
+    const float* k_scales[kBlocksPerSpan] = {};
+    const float* v_scales[kBlocksPerSpan] = {};
     for (size_t b = 0; b < kBlocksPerSpan; ++b) {
       const size_t block = span * kBlocksPerSpan + b;
       if (block < table.first_block || block - table.first_block >= table.blocks.size())
         continue;  // not visible
-      const uint32_t id = table.blocks[block - table.first_block];
-      k[b] = KeyBlock(layer_, shape_, cache_.dtype, id, heads_.first + tile.head);
-      v[b] = ValueBlock(layer_, shape_, cache_.dtype, id, heads_.first + tile.head);
+      const std::byte* data = BlockAt(layer_, table.blocks[block - table.first_block]);
+      const size_t head = heads_.first + tile.head;
+      k[b] = data + layout_.Keys(head);
+      v[b] = data + layout_.Values(head);
+      if (!IsKvCode(layout_.dtype())) continue;
+      k_scales[b] = reinterpret_cast<const float*>(data + layout_.KeyScales(head));
+      v_scales[b] = reinterpret_cast<const float*>(data + layout_.ValueScales(head));
     }
     kernels::AttentionSpanArgs args;
     args.q = q_rows;
@@ -200,10 +198,13 @@ class LayerAttention {
     args.last = last;
     args.k = k;
     args.v = v;
-    args.kv_dtype = cache_.dtype;
+    args.kv_dtype = layout_.dtype();
     args.key_dim = shape_.key_dim;
     args.value_dim = width_;
     args.value_stride = shape_.value_dim == 0 ? shape_.key_dim : shape_.value_dim;
+    args.k_scales = k_scales;
+    args.v_scales = v_scales;
+    args.key_split = layout_.key_split();
     args.scale = scale_;
     args.scores = scores_ + worker * max_rows_ * kAttentionSpan;
     args.sums = result.sums;
@@ -237,7 +238,7 @@ class LayerAttention {
   }
 
   ExecContext& context_;
-  const KvView& cache_;
+  KvBlockLayout layout_;
   const KvLayerView& layer_;
   size_t window_;
   const QueryHeads& heads_;
@@ -279,35 +280,69 @@ RopeTable MakeRopeTable(ExecContext& context, const RopeConfig& config,
   return table;
 }
 
+namespace {
+
+// Writes rows into their places of a block.
+class KvRowWriter {
+ public:
+  explicit KvRowWriter(const KvBlockLayout& layout)
+      : layout_(layout), dtype_(layout.dtype()), shape_(layout.shape()) {}
+
+  void WriteKey(const float* row, size_t head, size_t place, std::byte* block) const {
+    std::byte* to = block + layout_.Keys(head) + place * BytesOf(dtype_, shape_.key_dim);
+    if (!IsKvCode(dtype_)) return kernels::ConvertFromF32(row, shape_.key_dim, dtype_, to);
+    const size_t split = layout_.key_split();
+    std::byte* scale = block + layout_.KeyScales(head) + place * sizeof(float);
+    Encode(row, split, to, scale);
+    if (split == shape_.key_dim) return;
+    Encode(row + split, shape_.key_dim - split, to + BytesOf(dtype_, split),
+           scale + kKvBlockSize * sizeof(float));
+  }
+
+  void WriteValue(const float* row, size_t head, size_t place, std::byte* block) const {
+    std::byte* to = block + layout_.Values(head) + place * BytesOf(dtype_, shape_.value_dim);
+    if (!IsKvCode(dtype_)) return kernels::ConvertFromF32(row, shape_.value_dim, dtype_, to);
+    Encode(row, shape_.value_dim, to, block + layout_.ValueScales(head) + place * sizeof(float));
+  }
+
+ private:
+  void Encode(const float* row, size_t dim, std::byte* to, std::byte* scale_to) const {
+    const float scale = kernels::EncodeKvRow(row, dim, dtype_, to);
+    std::memcpy(scale_to, &scale, sizeof(scale));
+  }
+
+  const KvBlockLayout& layout_;
+  DType dtype_;
+  const KvShape& shape_;
+};
+
+}  // namespace
+
 void StoreKeysAndValues(ExecContext& context, const ModelConfig& config,
                         std::span<const SequenceChunk> chunks, const KvView& cache, size_t layer,
                         ConstRows k, ConstRows v) {
   const KvLayerView& view = cache.layers[layer];
-  const KvShape shape = config.kv_shape();
-  // Row `place` of a block of rows of `dim` values.
-  const auto store = [&](const float* from, size_t dim, std::byte* block, size_t place) {
-    kernels::ConvertFromF32(from, dim, cache.dtype, block + place * dim * DTypeBytes(cache.dtype));
-  };
+  const KvBlockLayout layout(config, cache.dtype);
+  const KvShape& shape = layout.shape();
+  const KvRowWriter writer(layout);
   size_t chunk_row = 0;
   for (const SequenceChunk& chunk : chunks) {
     const BlockTable& table = chunk.tables[view.group];
     constexpr size_t kTokensPerTask = 16;
-    context.pool.Run(
-        (chunk.tokens.size() + kTokensPerTask - 1) / kTokensPerTask, [&](size_t task, size_t) {
-          const size_t end = std::min(chunk.tokens.size(), (task + 1) * kTokensPerTask);
-          for (size_t t = task * kTokensPerTask; t < end; ++t) {
-            const size_t position = chunk.position + t;
-            const size_t place = position % kKvBlockSize;
-            const uint32_t block = table.blocks[position / kKvBlockSize - table.first_block];
-            for (size_t h = 0; h < shape.heads; ++h) {
-              store(k.Row(chunk_row + t) + h * shape.key_dim, shape.key_dim,
-                    KeyBlock(view, shape, cache.dtype, block, h), place);
-              if (shape.value_dim == 0) continue;
-              store(v.Row(chunk_row + t) + h * shape.value_dim, shape.value_dim,
-                    ValueBlock(view, shape, cache.dtype, block, h), place);
-            }
-          }
-        });
+    context.pool.Run((chunk.tokens.size() + kTokensPerTask - 1) / kTokensPerTask, [&](size_t task,
+                                                                                      size_t) {
+      const size_t end = std::min(chunk.tokens.size(), (task + 1) * kTokensPerTask);
+      for (size_t t = task * kTokensPerTask; t < end; ++t) {
+        const size_t position = chunk.position + t;
+        const size_t place = position % kKvBlockSize;
+        std::byte* block = BlockAt(view, table.blocks[position / kKvBlockSize - table.first_block]);
+        for (size_t h = 0; h < shape.heads; ++h) {
+          writer.WriteKey(k.Row(chunk_row + t) + h * shape.key_dim, h, place, block);
+          if (shape.value_dim != 0)
+            writer.WriteValue(v.Row(chunk_row + t) + h * shape.value_dim, h, place, block);
+        }
+      }
+    });
     chunk_row += chunk.tokens.size();
   }
 }

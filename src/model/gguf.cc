@@ -834,6 +834,12 @@ std::optional<std::string> GgufModel::FindIn(const ModelFiles& files) {
   return found;
 }
 
+GgufModel GgufModel::Open(const std::shared_ptr<const ModelFiles>& files) {
+  const auto name = FindIn(*files);
+  if (!name) Throw(ErrorCode::kNotFound, files->description(), "there is no .gguf file in this folder");
+  return Open(files, *name);
+}
+
 std::shared_ptr<const ModelFiles> OpenGgufFiles(const fs::path& path) {
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   const std::string name = path.filename().string();

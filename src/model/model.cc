@@ -212,7 +212,7 @@ Model::~Model() = default;
 
 ModelConfig Model::ReadConfig(const std::shared_ptr<const ModelFiles>& shared) {
   const ModelFiles& files = *shared;
-  if (IsGgufModel(files)) return ReadGgufConfig(GgufModel::Open(shared, *GgufModel::FindIn(files)));
+  if (IsGgufModel(files)) return ReadGgufConfig(GgufModel::Open(shared));
   return ParseModelConfig(
       ConfigReader::Parse(files.PathOf("config.json"), files.ReadText("config.json")));
 }
@@ -308,7 +308,7 @@ class Recorder : public Source {
 // Reads what is this rank's; nothing of it needs the others.
 void Model::Impl::Open(std::shared_ptr<const ModelFiles> files, ThreadPool& pool) {
   if (IsGgufModel(*files)) {
-    gguf = std::make_unique<GgufModel>(GgufModel::Open(files, *GgufModel::FindIn(*files)));
+    gguf = std::make_unique<GgufModel>(GgufModel::Open(files));
     config = ReadGgufConfig(*gguf);
     placer.emplace(config, options);
     Recorder<GgufSource> source(*gguf, *files);

@@ -312,7 +312,8 @@ TEST_F(Cli, BadInputIsExplained) {
   ExpectRefusal({"run", "-p", "Hi", "--isa", "neon"}, {"--isa", "scalar"});
   ExpectRefusal({"run", "-p", "Hi", "--top-p", "2"}, {"top_p", "2"});
   ExpectRefusal({"run", "-p", "Hi", "--moe-a2a", "deepep"}, {"--moe-a2a deepep"});
-  ExpectRefusal({"run", "-p", "Hi", "--kv-dtype", "fp8"}, {"--kv-dtype fp8", "bf16"});
+  ExpectRefusal({"run", "-p", "Hi", "--kv-dtype", "fp4"},
+                {"--kv-dtype", "f32|bf16|f16|fp8|int8", "\"fp4\""});
   ExpectRefusal({"run", "-p", "Hi", "--ctx", "100000"}, {"--ctx 100000", "512"});
   ExpectRefusal({"run", "--raw", "-p", std::string(6000, 'x')}, {"tokens", "context of 512"});
   ExpectRefusal({"run", "no/such/folder", "-p", "Hi"}, {"no/such/folder"});

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -76,6 +77,18 @@ class Ranks : public ::testing::Test {
                             const std::string& launcher = "") {
     return fmt::format("timeout 100 {} {} -n {} {} {}", SY_MPIRUN, launcher, ranks, SY_PROGRAM,
                        arguments);
+  }
+
+  // What `logits` writes about 70 tokens.
+  std::string Logits(const std::string& command, const std::string& more) {
+    const auto file = folder_ / "logits.safetensors";
+    std::filesystem::remove(file);
+    std::string ids;
+    for (int i = 0; i < 70; ++i) ids += fmt::format("{}{}", i == 0 ? "" : ",", 3 + 7 * i % 200);
+    const Outcome outcome = Run(fmt::format("{} logits {} --ids {} --threads 1 --output {}",
+                                            command, more, ids, file.string()));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return ReadAll(file);
   }
 
   // The process of a rank that this test has started; 0 if there is none.
@@ -165,14 +178,7 @@ TEST_F(Ranks, TheSameTextInEveryLayout) {
 
 TEST_F(Ranks, LogitsAreTheSameBits) {
   const auto logits = [&](const std::string& command) {
-    const auto file = folder_ / "logits.safetensors";
-    std::filesystem::remove(file);
-    std::string ids;
-    for (int i = 0; i < 70; ++i) ids += fmt::format("{}{}", i == 0 ? "" : ",", 3 + 7 * i % 200);
-    const Outcome outcome = Run(command + " logits --ids " + ids + " --threads 1 --hidden 0,1 " +
-                                "--routing --output " + file.string());
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    return ReadAll(file);
+    return Logits(command, "--hidden 0,1 --routing");
   };
   const std::string expected = logits(SY_PROGRAM);
   ASSERT_GT(expected.size(), 70u * 4096u * 4u);
@@ -187,6 +193,22 @@ TEST_F(Ranks, LogitsAreTheSameBits) {
         EXPECT_TRUE(logits(environment + " " + Mpirun(ranks, "")) == expected)
             << ranks << " " << environment;
       }
+    }
+  }
+}
+
+// Every rank encodes all rows of the cache and attends with its own heads.
+TEST_F(Ranks, LogitsAreTheSameBitsInEveryKvType) {
+  const std::string latent = (testing::LocalGoldenDir() / "deepseek_v3" / "checkpoint").string();
+  for (const std::string& model : {std::string(), latent}) {
+    std::vector<std::string> seen;
+    for (const char* kv_dtype : {"f32", "bf16", "f16", "fp8", "int8"}) {
+      const std::string more = model + " --kv-dtype " + kv_dtype;
+      const std::string expected = Logits(SY_PROGRAM, more);
+      EXPECT_EQ(std::count(seen.begin(), seen.end(), expected), 0) << more << " has no effect";
+      seen.push_back(expected);
+      for (size_t ranks : {2u, 4u})
+        EXPECT_TRUE(Logits(Mpirun(ranks, ""), more) == expected) << ranks << more;
     }
   }
 }

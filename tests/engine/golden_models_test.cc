@@ -5,8 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <functional>
+#include <limits>
 #include <map>
+#include <utility>
 
 #include "switchyard/core/cpu.h"
 #include "switchyard/engine/engine.h"
@@ -20,6 +24,8 @@ namespace switchyard {
 namespace {
 
 using testing::GoldenModel;
+
+constexpr DType kKvTypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kI8, DType::kF8E4M3};
 
 struct Setup {
   std::string runner = "aiter";
@@ -71,6 +77,30 @@ double MaxDifference(std::span<const float> a, std::span<const float> b) {
 
 std::span<const float> Floats(const TensorView& view) {
   return {reinterpret_cast<const float*>(view.data), view.NumElements()};
+}
+
+// |a - b| / |a| of the logits of each position.
+std::vector<double> RelativeErrors(std::span<const float> a, std::span<const float> b,
+                                   size_t positions) {
+  const size_t vocab = a.size() / positions;
+  std::vector<double> errors;
+  for (size_t t = 0; t < positions; ++t) {
+    double difference = 0;
+    double length = 0;
+    for (size_t i = t * vocab; i < (t + 1) * vocab; ++i) {
+      difference += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
+      length += static_cast<double>(a[i]) * a[i];
+    }
+    errors.push_back(std::sqrt(difference / length));
+  }
+  return errors;
+}
+
+// Between the largest logit and the next.
+double Margin(std::span<const float> logits) {
+  std::vector<float> sorted(logits.begin(), logits.end());
+  std::partial_sort(sorted.begin(), sorted.begin() + 2, sorted.end(), std::greater<>());
+  return static_cast<double>(sorted[0]) - sorted[1];
 }
 
 class Recorder : public ForwardObserver {
@@ -136,27 +166,62 @@ void CheckAgainstRecord(const GoldenModel& golden, const Setup& setup) {
   }
 }
 
-// The engine's greedy answer, all four prompts at once.
-void CheckGreedy(const GoldenModel& golden, const Setup& setup) {
-  Loaded loaded(golden, setup);
-  Engine engine(*loaded.executor, {.prefill_chunk = 5, .max_sequences = 4});
+// The engine's greedy answers, all four prompts at once.
+std::vector<std::vector<int32_t>> GreedyAnswers(const GoldenModel& golden, Executor& executor) {
+  Engine engine(executor, {.prefill_chunk = 5, .max_sequences = 4});
   std::map<RequestId, size_t> prompts;
-  std::map<size_t, std::vector<int32_t>> answers;
   for (size_t p = 0; p < GoldenModel::kNumPrompts; ++p) {
     GenerationRequest request;
     request.prompt = golden.Ids("p" + std::to_string(p) + ".input_ids");
     request.max_new_tokens = golden.Ids("p" + std::to_string(p) + ".greedy_ids").size();
     prompts[engine.Submit(std::move(request))] = p;
   }
+  std::vector<std::vector<int32_t>> answers(GoldenModel::kNumPrompts);
   while (engine.HasWork()) {
     for (const TokenEvent& event : engine.Step()) {
       if (event.token >= 0) answers[prompts.at(event.request)].push_back(event.token);
     }
   }
-  for (size_t p = 0; p < GoldenModel::kNumPrompts; ++p) {
-    EXPECT_EQ(answers[p], golden.Ids("p" + std::to_string(p) + ".greedy_ids")) << "prompt " << p;
+  EXPECT_EQ(executor.cache().used_blocks(), 0u);
+  return answers;
+}
+
+// Tokens of the answer until the first whose margin a logit might close: one that moved by half of
+// it.
+size_t TokensThatMarginsAllow(const GoldenModel& golden, size_t prompt, Executor& exact,
+                              Executor& rounded) {
+  const std::vector<int32_t> ids = golden.PromptAndAnswer(prompt);
+  const std::vector<float> a = AllLogits(exact, ids, 0);
+  const std::vector<float> b = AllLogits(rounded, ids, 0);
+  const size_t vocab = a.size() / ids.size();
+  const size_t first = golden.Ids("p" + std::to_string(prompt) + ".input_ids").size() - 1;
+  size_t t = first;
+  for (; t + 1 < ids.size(); ++t) {
+    const std::span<const float> row = std::span(a).subspan(t * vocab, vocab);
+    const double difference = MaxDifference(row, std::span(b).subspan(t * vocab, vocab));
+    if (2 * difference >= Margin(row)) break;
   }
-  EXPECT_EQ(loaded.executor->cache().used_blocks(), 0u);
+  return t - first;
+}
+
+// As far as margins allow, the text is the recorded one, through the scheduler and in chunks.
+// Returns the number of tokens so far, and of all.
+std::pair<size_t, size_t> CheckTextAsFarAsMarginsAllow(const GoldenModel& golden, DType kv_dtype) {
+  Loaded exact(golden, {.threads = 2});
+  Loaded rounded(golden, {.threads = 2, .kv_dtype = kv_dtype});
+  const std::vector<std::vector<int32_t>> answers = GreedyAnswers(golden, *rounded.executor);
+  std::pair<size_t, size_t> counts;
+  for (size_t p = 0; p < GoldenModel::kNumPrompts; ++p) {
+    std::vector<int32_t> found = answers[p];
+    std::vector<int32_t> expected = golden.Ids("p" + std::to_string(p) + ".greedy_ids");
+    counts.second += expected.size();
+    const size_t count = TokensThatMarginsAllow(golden, p, *exact.executor, *rounded.executor);
+    counts.first += count;
+    found.resize(count);
+    expected.resize(count);
+    EXPECT_EQ(found, expected) << "prompt " << p;
+  }
+  return counts;
 }
 
 class GoldenModelsTest : public ::testing::Test {
@@ -187,7 +252,10 @@ TEST_F(GoldenModelsTest, LogitsHiddenStatesAndRoutingOnEveryIsaAndRunner) {
 TEST_F(GoldenModelsTest, GreedyAnswersInOneBatch) {
   for (const GoldenModel& golden : models_) {
     SCOPED_TRACE(golden.name());
-    CheckGreedy(golden, {.threads = 2});
+    Loaded loaded(golden, {.threads = 2});
+    const std::vector<std::vector<int32_t>> answers = GreedyAnswers(golden, *loaded.executor);
+    for (size_t p = 0; p < GoldenModel::kNumPrompts; ++p)
+      EXPECT_EQ(answers[p], golden.Ids("p" + std::to_string(p) + ".greedy_ids")) << "prompt " << p;
   }
 }
 
@@ -197,7 +265,7 @@ TEST_F(GoldenModelsTest, BitsDoNotDependOnChunksBatchesOrThreads) {
   for (Isa isa : SupportedIsas()) {
     CapIsa(isa);
     for (const GoldenModel& golden : models_) {
-      for (DType kv_dtype : {DType::kF32, DType::kBF16}) {
+      for (DType kv_dtype : kKvTypes) {
         SCOPED_TRACE(golden.name() + " --isa " + std::string(IsaName(isa)) + " kv " +
                      std::string(DTypeName(kv_dtype)));
         std::vector<std::vector<int32_t>> ids;
@@ -207,7 +275,9 @@ TEST_F(GoldenModelsTest, BitsDoNotDependOnChunksBatchesOrThreads) {
           ids.push_back(golden.PromptAndAnswer(p));
           alone.push_back(AllLogits(*one.executor, ids[p], 0));
         }
-        for (size_t threads : {1u, 2u, 3u}) {
+        // The types differ in what a row becomes, not in what is summed in which order.
+        for (size_t threads : {3u, 1u, 2u}) {
+          if (kv_dtype != DType::kF32 && threads != 3) continue;
           Loaded many(golden, {.threads = threads, .kv_dtype = kv_dtype});
           for (size_t chunk : {1u, 3u, 16u}) {
             for (size_t p = 0; p < ids.size(); ++p) {
@@ -232,6 +302,53 @@ TEST_F(GoldenModelsTest, BitsDoNotDependOnChunksBatchesOrThreads) {
         }
       }
     }
+  }
+}
+
+// How far the logits of a position are from those of the f32 cache, relative to their length, in
+// the middle of all positions: a few are far off in every type, because a router with two equal
+// choices takes the other one. Measured medians of the models here: f16 1e-4 to 5e-4, bf16 5e-4
+// to 4.3e-3, int8 1.4e-3 to 1.3e-2, fp8 9e-3 to 6.3e-2.
+TEST_F(GoldenModelsTest, KvTypesStayNearF32) {
+  const std::map<DType, double> bounds = {
+      {DType::kF16, 1e-3}, {DType::kBF16, 8e-3}, {DType::kI8, 2.5e-2}, {DType::kF8E4M3, 0.12}};
+  for (const GoldenModel& golden : models_) {
+    Loaded exact(golden, {.threads = 2});
+    for (const auto& [kv_dtype, bound] : bounds) {
+      SCOPED_TRACE(golden.name() + " kv " + std::string(DTypeName(kv_dtype)));
+      Loaded rounded(golden, {.threads = 2, .kv_dtype = kv_dtype});
+      std::vector<double> errors;
+      for (size_t p = 0; p < GoldenModel::kNumPrompts; ++p) {
+        const std::vector<int32_t> ids = golden.PromptAndAnswer(p);
+        const std::vector<double> more = RelativeErrors(
+            AllLogits(*exact.executor, ids, 0), AllLogits(*rounded.executor, ids, 0), ids.size());
+        errors.insert(errors.end(), more.begin(), more.end());
+      }
+      std::sort(errors.begin(), errors.end());
+      EXPECT_GT(errors.back(), 0.0) << "the type has no effect";
+      EXPECT_LT(errors[errors.size() / 2], bound);
+    }
+  }
+}
+
+// Measured share of the tokens: f32 all, f16 97 %, bf16 57 %, int8 35 %, fp8 5 %. Random weights
+// have small margins, and one answer ends at its first doubt.
+TEST_F(GoldenModelsTest, KvTypesGiveTheSameTextAsFarAsMarginsAllow) {
+  const std::map<DType, double> least = {{DType::kF32, 1.0},
+                                         {DType::kF16, 0.9},
+                                         {DType::kBF16, 0.4},
+                                         {DType::kI8, 0.2},
+                                         {DType::kF8E4M3, 0.02}};
+  for (const auto& [kv_dtype, share] : least) {
+    size_t same = 0;
+    size_t all = 0;
+    for (const GoldenModel& golden : models_) {
+      SCOPED_TRACE(golden.name() + " kv " + std::string(DTypeName(kv_dtype)));
+      const auto [same_here, all_here] = CheckTextAsFarAsMarginsAllow(golden, kv_dtype);
+      same += same_here;
+      all += all_here;
+    }
+    EXPECT_GE(static_cast<double>(same), share * static_cast<double>(all)) << DTypeName(kv_dtype);
   }
 }
 

@@ -102,9 +102,73 @@ TEST(KvCache, AFullCacheNamesWhatIsFree) {
   EXPECT_NO_THROW(cache.Extend(b, 0, 128));
 }
 
+// Two heads of 8 keys and 8 values in each of two layers; codes have two scales a head.
+TEST(KvCache, BytesOfATokenAreExact) {
+  const ModelConfig config = SmallConfig({0, 16});
+  EXPECT_EQ(KvCache(config, DType::kF32, 64).bytes_per_token(), 2 * 2 * 16 * 4u);
+  for (DType dtype : {DType::kF16, DType::kBF16})
+    EXPECT_EQ(KvCache(config, dtype, 64).bytes_per_token(), 2 * 2 * 16 * 2u);
+  for (DType dtype : {DType::kF8E4M3, DType::kI8})
+    EXPECT_EQ(KvCache(config, dtype, 64).bytes_per_token(), 2 * 2 * (16 + 2 * 4u));
+}
+
+// A latent row of 24 + 8 has a scale for each of its parts.
+TEST(KvCache, BytesOfALatentRowAreExact) {
+  ModelConfig config = SmallConfig({0, 0, 0});
+  config.latent.emplace();
+  config.latent->kv_rank = 24;
+  config.rope.rotary_dim = 8;
+  EXPECT_EQ(KvCache(config, DType::kF32, 64).bytes_per_token(), 3 * 32 * 4u);
+  EXPECT_EQ(KvCache(config, DType::kBF16, 64).bytes_per_token(), 3 * 32 * 2u);
+  for (DType dtype : {DType::kF8E4M3, DType::kI8})
+    EXPECT_EQ(KvCache(config, dtype, 64).bytes_per_token(), 3 * (32 + 2 * 4u));
+}
+
+// The parts of a block follow one another without a gap or an overlap, scales at multiples of 4.
+TEST(KvBlockLayout, PartsFillTheBlock) {
+  ModelConfig latent = SmallConfig({0});
+  latent.latent.emplace();
+  latent.latent->kv_rank = 19;
+  latent.rope.rotary_dim = 4;
+  ModelConfig odd = SmallConfig({0});
+  odd.num_heads = odd.num_kv_heads = 3;
+  odd.head_dim = 5;
+  for (const ModelConfig& config : {odd, latent}) {
+    for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8, DType::kF8E4M3}) {
+      const KvBlockLayout layout(config, dtype);
+      const KvShape shape = config.kv_shape();
+      const bool own_values = shape.value_dim != 0;
+      size_t at = 0;
+      for (size_t h = 0; h < shape.heads; ++h) {
+        EXPECT_EQ(layout.Keys(h), at);
+        at += 64 * shape.key_dim * DTypeBytes(dtype);
+      }
+      for (size_t h = 0; own_values && h < shape.heads; ++h) {
+        EXPECT_EQ(layout.Values(h), at);
+        at += 64 * shape.value_dim * DTypeBytes(dtype);
+      }
+      if (IsKvCode(dtype)) {
+        EXPECT_EQ(at % sizeof(float), 0u);
+        for (size_t h = 0; h < shape.heads; ++h) {
+          EXPECT_EQ(layout.KeyScales(h), at);
+          at += 64 * sizeof(float) * (own_values ? 1 : 2);
+        }
+        for (size_t h = 0; own_values && h < shape.heads; ++h) {
+          EXPECT_EQ(layout.ValueScales(h), at);
+          at += 64 * sizeof(float);
+        }
+      }
+      EXPECT_EQ(layout.bytes(), at);
+      if (own_values) continue;
+      EXPECT_EQ(layout.Values(0), layout.Keys(0));
+      EXPECT_EQ(layout.ValueScales(0), layout.KeyScales(0));
+    }
+  }
+}
+
 TEST(KvCache, RefusesTypesAndSizesItCannotHold) {
-  testing::ExpectError(ErrorCode::kUnsupported, {"I8", "bf16"},
-                       [] { KvCache(SmallConfig({0}), DType::kI8, 64); });
+  testing::ExpectError(ErrorCode::kUnsupported, {"F8_E5M2", "f32, bf16, f16, fp8 or int8"},
+                       [] { KvCache(SmallConfig({0}), DType::kF8E5M2, 64); });
   testing::ExpectError(ErrorCode::kResourceExhausted, {"tokens"},
                        [] { KvCache(SmallConfig({0}), DType::kF32, size_t{1} << 60); });
 }

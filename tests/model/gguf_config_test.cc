@@ -12,6 +12,7 @@
 #include <variant>
 
 #include "model/architectures/architecture.h"
+#include "testing/gguf.h"
 #include "testing/goldens.h"
 #include "testing/safetensors_builder.h"
 

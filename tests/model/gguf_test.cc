@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 
+#include "testing/gguf.h"
 #include "testing/goldens.h"
 #include "testing/safetensors_builder.h"
 

@@ -33,7 +33,8 @@ class KvCache {
  public:
   // Room for `num_tokens` tokens of full attention in all sequences together. Window layers get as
   // much, but no sequence holds more than its window and one pass of them.
-  // Errors: kUnsupported unless dtype is kF32, kF16 or kBF16; kResourceExhausted naming the bytes.
+  // Errors: kUnsupported unless dtype is kF32, kF16, kBF16, kF8E4M3 or kI8; kResourceExhausted
+  //   naming the bytes.
   KvCache(const ModelConfig& config, DType dtype, size_t num_tokens);
 
   KvView view() const { return {dtype_, layers_}; }
@@ -54,7 +55,7 @@ class KvCache {
   size_t free_tokens() const;
   // Blocks in use over all groups.
   size_t used_blocks() const;
-  // Bytes that one token of a full layer set takes.
+  // Bytes that one token of a full layer set takes, scales included.
   size_t bytes_per_token() const;
 
  private:

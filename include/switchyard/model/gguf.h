@@ -158,6 +158,10 @@ class GgufModel {
   //   with its name or with the first part, and both parts that hold one tensor.
   static GgufModel Open(std::shared_ptr<const ModelFiles> files, std::string_view name);
 
+  // Opens the only GGUF model in `files`.
+  // Errors: as above; kNotFound if there is none; kInvalidArgument naming them if there are several.
+  static GgufModel Open(const std::shared_ptr<const ModelFiles>& files);
+
   // The file, or first part, of the only GGUF model in `files`; nullopt if there is none.
   // Errors: kInvalidArgument naming them if there are several.
   static std::optional<std::string> FindIn(const ModelFiles& files);

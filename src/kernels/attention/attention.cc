@@ -13,10 +13,30 @@
 #include <hwy/contrib/math/math-inl.h>
 
 #include "kernels/load-inl.h"
+#include "kernels/load_codes-inl.h"
 #include "switchyard/core/macros.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::kernels::HWY_NAMESPACE {
+
+template <class T>
+HWY_INLINE float ScalarF32(T value) {
+  return hwy::ConvertScalarTo<float>(value);
+}
+HWY_INLINE float ScalarF32(E4M3Code code) { return ToKernelFloat(code); }
+
+// Types of codes, which have scales, and what a code has to be multiplied by beside its scale.
+template <class T>
+constexpr bool kIsCode = hwy::IsSame<T, int8_t>() || hwy::IsSame<T, E4M3Code>();
+template <class T>
+constexpr float kUnit = hwy::IsSame<T, E4M3Code>() ? kE4M3Unit : 1.0f;
+
+// Calls body(first element, count) for each vector of n elements.
+template <class Body>
+HWY_INLINE void ForEachLanes(size_t n, const Body& body) {
+  const size_t lanes = hn::Lanes(DF());
+  for (size_t i = 0; i < n; i += lanes) body(i, HWY_MIN(lanes, n - i));
+}
 
 // Scores of one row -> exp(scale * score - max), zero outside [first, last), over the first
 // `padded` places.
@@ -42,7 +62,9 @@ SoftmaxState SoftmaxRow(float* HWY_RESTRICT scores, size_t first, size_t last, s
   const VF max_all = hn::Set(df, max);
   VF sum = hn::Zero(df);
   for (size_t j = 0; j < padded; j += lanes) {
-    const VF p = hn::CallExp(df, hn::Sub(hn::LoadU(df, scores + j), max_all));
+    const VF below_max = hn::Sub(hn::LoadU(df, scores + j), max_all);
+    // Highway's exponential of NaN is 0, which would hide a key that is not a number.
+    const VF p = hn::IfThenElse(hn::IsNaN(below_max), below_max, hn::CallExp(df, below_max));
     hn::StoreU(p, df, scores + j);
     sum = hn::Add(sum, p);
   }
@@ -108,7 +130,7 @@ HWY_INLINE void WeightedValueRows(const float* p, const void* const* v_blocks, s
       for (size_t j = j0; j < j1; ++j) {
         const T* v =
             static_cast<const T*>(v_blocks[j / kKvBlockTokens]) + j % kKvBlockTokens * stride;
-        sum += p[r * kAttentionSpan + j] * hwy::ConvertScalarTo<float>(v[d]);
+        sum += p[r * kAttentionSpan + j] * ScalarF32(v[d]);
       }
       sums[r * dim + d] = sum;
     }
@@ -138,6 +160,79 @@ HWY_INLINE void WeightedValuesOfFour(const AttentionSpanArgs& args, size_t r0) {
     one_row(r, std::max<size_t>(end, args.first[r]), args.last[r]);
 }
 
+// Products of the queries with keys of one block, into their columns of the scores.
+HWY_INLINE void ScoreBlock(const AttentionSpanArgs& args, size_t block, size_t num_keys,
+                           MatmulFn dot_products) {
+  MatmulArgs product;
+  product.a_rows = reinterpret_cast<const void* const*>(args.q);
+  product.num_rows = args.num_rows;
+  product.w = args.k[block];
+  product.w_stride = args.key_dim;
+  product.n = num_keys;
+  product.k = args.key_dim;
+  product.out = args.scores + block * kKvBlockTokens;
+  product.out_stride = kAttentionSpan;
+  dot_products(product);
+}
+
+// The same for codes: each part of the keys by its scales, summed.
+template <class T>
+HWY_INLINE void ScoreCodeBlock(const AttentionSpanArgs& args, size_t block, size_t num_keys,
+                               MatmulFn dot_products) {
+  constexpr size_t kRows = 32;
+  const DF df;
+  const VF unit = hn::Set(df, kUnit<T>);
+  float products[kRows * kKvBlockTokens];
+  for (size_t r0 = 0; r0 < args.num_rows; r0 += kRows) {
+    const size_t rows = HWY_MIN(kRows, args.num_rows - r0);
+    for (size_t part = 0; part < (args.key_split < args.key_dim ? 2u : 1u); ++part) {
+      const size_t first = part * args.key_split;
+      const float* q_rows[kRows];
+      for (size_t r = 0; r < rows; ++r) q_rows[r] = args.q[r0 + r] + first;
+      MatmulArgs product;
+      product.a_rows = reinterpret_cast<const void* const*>(q_rows);
+      product.num_rows = rows;
+      product.w = static_cast<const T*>(args.k[block]) + first;
+      product.w_stride = args.key_dim;
+      product.n = num_keys;
+      product.k = part == 0 ? args.key_split : args.key_dim - args.key_split;
+      product.out = products;
+      product.out_stride = kKvBlockTokens;
+      dot_products(product);
+      const float* HWY_RESTRICT scales = args.k_scales[block] + part * kKvBlockTokens;
+      for (size_t r = 0; r < rows; ++r) {
+        const float* HWY_RESTRICT from = products + r * kKvBlockTokens;
+        float* HWY_RESTRICT to = args.scores + (r0 + r) * kAttentionSpan + block * kKvBlockTokens;
+        ForEachLanes(num_keys, [&](size_t i, size_t n) HWY_ATTR {
+          const VF scale = hn::Mul(hn::LoadN(df, scales + i, n), unit);
+          const VF before = part == 0 ? hn::Zero(df) : hn::LoadN(df, to + i, n);
+          hn::StoreN(hn::MulAdd(hn::LoadN(df, from + i, n), scale, before), df, to + i, n);
+        });
+      }
+    }
+  }
+}
+
+// The weights of the codes of all values: p times the scale of its value, where a row sees it.
+template <class T>
+HWY_INLINE void ScaleWeights(const AttentionSpanArgs& args) {
+  const DF df;
+  const VF unit = hn::Set(df, kUnit<T>);
+  for (size_t r = 0; r < args.num_rows; ++r) {
+    float* HWY_RESTRICT p = args.scores + r * kAttentionSpan;
+    for (size_t j = args.first[r]; j < args.last[r];) {
+      const size_t block = j / kKvBlockTokens;
+      const size_t end = HWY_MIN(args.last[r], (block + 1) * kKvBlockTokens);
+      const float* HWY_RESTRICT scales = args.v_scales[block] + j % kKvBlockTokens;
+      ForEachLanes(end - j, [&](size_t i, size_t n) HWY_ATTR {
+        const VF scale = hn::Mul(hn::LoadN(df, scales + i, n), unit);
+        hn::StoreN(hn::Mul(hn::LoadN(df, p + j + i, n), scale), df, p + j + i, n);
+      });
+      j = end;
+    }
+  }
+}
+
 template <class T>
 void AttendSpanT(const AttentionSpanArgs& args, MatmulFn dot_products) {
   const DF df;
@@ -151,21 +246,18 @@ void AttendSpanT(const AttentionSpanArgs& args, MatmulFn dot_products) {
   }
   const size_t padded = hwy::RoundUpTo(end, lanes);
   for (size_t block = begin / kKvBlockTokens; block * kKvBlockTokens < end; ++block) {
-    MatmulArgs product;
-    product.a_rows = reinterpret_cast<const void* const*>(args.q);
-    product.num_rows = args.num_rows;
-    product.w = args.k[block];
-    product.w_stride = args.key_dim;
-    product.n = std::min(kKvBlockTokens, end - block * kKvBlockTokens);
-    product.k = args.key_dim;
-    product.out = args.scores + block * kKvBlockTokens;
-    product.out_stride = kAttentionSpan;
-    dot_products(product);
+    const size_t num_keys = std::min(kKvBlockTokens, end - block * kKvBlockTokens);
+    if constexpr (kIsCode<T>) {
+      ScoreCodeBlock<T>(args, block, num_keys, dot_products);
+    } else {
+      ScoreBlock(args, block, num_keys, dot_products);
+    }
   }
   for (size_t r = 0; r < args.num_rows; ++r) {
     args.states[r] = SoftmaxRow(args.scores + r * kAttentionSpan, args.first[r], args.last[r],
                                 padded, args.scale);
   }
+  if constexpr (kIsCode<T>) ScaleWeights<T>(args);
   std::fill_n(args.sums, args.num_rows * args.value_dim, 0.0f);
   size_t r = 0;
   for (; r + 4 <= args.num_rows; r += 4) WeightedValuesOfFour<T>(args, r);
@@ -182,6 +274,8 @@ void AttendBF16(const AttentionSpanArgs& args, MatmulFn dot) {
 void AttendF16(const AttentionSpanArgs& args, MatmulFn dot) {
   AttendSpanT<hwy::float16_t>(args, dot);
 }
+void AttendI8(const AttentionSpanArgs& args, MatmulFn dot) { AttendSpanT<int8_t>(args, dot); }
+void AttendE4M3(const AttentionSpanArgs& args, MatmulFn dot) { AttendSpanT<E4M3Code>(args, dot); }
 
 void ScaleAndAdd(const float* HWY_RESTRICT x, float x_scale, size_t n, float out_scale,
                  float* HWY_RESTRICT out) {
@@ -204,13 +298,19 @@ namespace switchyard::kernels {
 HWY_EXPORT(AttendF32);
 HWY_EXPORT(AttendBF16);
 HWY_EXPORT(AttendF16);
+HWY_EXPORT(AttendI8);
+HWY_EXPORT(AttendE4M3);
 HWY_EXPORT(ScaleAndAdd);
 
 void AttendSpan(const AttentionSpanArgs& args) noexcept {
-  const MatmulFn dot = FindMatmul(DType::kF32, args.kv_dtype)->run;
+  const bool is_code = args.kv_dtype == DType::kI8 || args.kv_dtype == DType::kF8E4M3;
+  const MatmulFn dot =
+      is_code ? CodeMatmul(args.kv_dtype) : FindMatmul(DType::kF32, args.kv_dtype)->run;
   switch (args.kv_dtype) {
     case DType::kBF16: return HWY_DYNAMIC_DISPATCH(AttendBF16)(args, dot);
     case DType::kF16: return HWY_DYNAMIC_DISPATCH(AttendF16)(args, dot);
+    case DType::kI8: return HWY_DYNAMIC_DISPATCH(AttendI8)(args, dot);
+    case DType::kF8E4M3: return HWY_DYNAMIC_DISPATCH(AttendE4M3)(args, dot);
     default: return HWY_DYNAMIC_DISPATCH(AttendF32)(args, dot);
   }
 }

@@ -26,10 +26,14 @@ struct SoftmaxState {
 };
 
 // Shapes: q: num_rows pointers to key_dim f32; k: kBlocksPerSpan pointers to blocks of
-//   kKvBlockTokens rows [key_dim] of kv_dtype (kF32, kBF16, kF16), v: the same of rows of value_dim
-//   elements, value_stride apart (values may be the beginning of the keys), of which only blocks up
-//   to the last visible key are read; scores: scratch [num_rows, kAttentionSpan]; sums [num_rows,
-//   value_dim] and states [num_rows] are written.
+//   kKvBlockTokens rows [key_dim] of kv_dtype (kF32, kBF16, kF16, kI8, kF8E4M3), v: the same of
+//   rows of value_dim elements, value_stride apart (values may be the beginning of the keys), of
+//   which only blocks up to the last visible key are read; scores: scratch [num_rows,
+//   kAttentionSpan]; sums [num_rows, value_dim] and states [num_rows] are written.
+// Codes (kI8, kF8E4M3) have scales: k_scales: kBlocksPerSpan pointers to [kKvBlockTokens] for the
+//   elements [0, key_split) of the keys, then [kKvBlockTokens] for the others unless key_split =
+//   key_dim; v_scales: pointers to [kKvBlockTokens]. What was not a number in a row shows in the
+//   scale, so a code is never NaN. Scores and weights are scaled, not the codes.
 // Row r sees keys first[r] <= j < last[r] of the span (j relative to its start); first >= last
 // means none, and gives max = -infinity, denominator 0 and sums 0.
 struct AttentionSpanArgs {
@@ -43,6 +47,9 @@ struct AttentionSpanArgs {
   size_t key_dim = 0;
   size_t value_dim = 0;
   size_t value_stride = 0;
+  const float* const* k_scales = nullptr;
+  const float* const* v_scales = nullptr;
+  size_t key_split = 0;
   float scale = 1.0f;  // of the dot products
   float* scores = nullptr;
   float* sums = nullptr;
@@ -63,9 +70,19 @@ void MergeSink(float score, size_t value_dim, SoftmaxState& state, float* sums) 
 void FinishAttention(const SoftmaxState& state, const float* sums, size_t value_dim,
                      float* out) noexcept;
 
-// The scalar reference of a whole query, in f64: keys are rows of k and v, `stride` elements apart;
-// keys first <= j < last count.
-void AttentionReference(const float* q, const void* k, const void* v, DType kv_dtype, size_t stride,
-                        size_t first, size_t last, size_t head_dim, double scale, float* out);
+// The scalar reference of a whole query, in f64, over rows of a float dtype that lie back to back.
+// Shapes: q [key_dim]; k [keys, key_dim]; v: rows of value_dim elements, value_stride apart.
+struct PlainAttention {
+  const float* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  DType kv_dtype = DType::kF32;
+  size_t key_dim = 0;
+  size_t value_dim = 0;
+  size_t value_stride = 0;
+  double scale = 1.0;
+};
+// Shapes: out [value_dim] of the keys first <= j < last.
+void AttentionReference(const PlainAttention& args, size_t first, size_t last, float* out);
 
 }  // namespace switchyard::kernels

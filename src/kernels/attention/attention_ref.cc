@@ -8,14 +8,14 @@
 
 namespace switchyard::kernels {
 
-void AttentionReference(const float* q, const void* k, const void* v, DType kv_dtype, size_t stride,
-                        size_t first, size_t last, size_t head_dim, double scale, float* out) {
+void AttentionReference(const PlainAttention& args, size_t first, size_t last, float* out) {
   std::vector<double> scores;
   double max = -std::numeric_limits<double>::infinity();
   for (size_t j = first; j < last; ++j) {
     double dot = 0;
-    for (size_t d = 0; d < head_dim; ++d) dot += q[d] * ElementAt(k, kv_dtype, j * stride + d);
-    scores.push_back(dot * scale);
+    for (size_t d = 0; d < args.key_dim; ++d)
+      dot += args.q[d] * ElementAt(args.k, args.kv_dtype, j * args.key_dim + d);
+    scores.push_back(dot * args.scale);
     max = std::max(max, scores.back());
   }
   double denominator = 0;
@@ -23,10 +23,10 @@ void AttentionReference(const float* q, const void* k, const void* v, DType kv_d
     score = std::exp(score - max);
     denominator += score;
   }
-  for (size_t d = 0; d < head_dim; ++d) {
+  for (size_t d = 0; d < args.value_dim; ++d) {
     double sum = 0;
     for (size_t j = first; j < last; ++j)
-      sum += scores[j - first] * ElementAt(v, kv_dtype, j * stride + d);
+      sum += scores[j - first] * ElementAt(args.v, args.kv_dtype, j * args.value_stride + d);
     out[d] = static_cast<float>(sum / denominator);
   }
 }
