@@ -530,9 +530,9 @@ bool CountOf(const GgufEntry& entry, size_t i, uint64_t& count) {
   switch (entry.type) {
     case GgufType::kU8:
     case GgufType::kBool: return from(int{Load<uint8_t>(bytes, i)});
-    case GgufType::kI8: return from(Load<int8_t>(bytes, i));
+    case GgufType::kI8: return from(int64_t{Load<int8_t>(bytes, i)});
     case GgufType::kU16: return from(int{Load<uint16_t>(bytes, i)});
-    case GgufType::kI16: return from(Load<int16_t>(bytes, i));
+    case GgufType::kI16: return from(int64_t{Load<int16_t>(bytes, i)});
     case GgufType::kU32: return from(int64_t{Load<uint32_t>(bytes, i)});
     case GgufType::kI32: return from(Load<int32_t>(bytes, i));
     case GgufType::kU64: count = Load<uint64_t>(bytes, i); return true;
