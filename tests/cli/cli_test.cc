@@ -318,7 +318,7 @@ TEST_F(Cli, BadInputIsExplained) {
   ExpectRefusal({"run", "--raw", "-p", std::string(6000, 'x')}, {"tokens", "context of 512"});
   ExpectRefusal({"run", "no/such/folder", "-p", "Hi"}, {"no/such/folder"});
   ExpectRefusal({"run", Golden("olmoe_clip"), "-p", "Hi"}, {"tokenizer.json"});
-  ExpectRefusal({"run", "model.gguf", "-p", "Hi"}, {"GGUF"});
+  ExpectRefusal({"run", "model.gguf", "-p", "Hi"}, {"model.gguf", "no such file"});
   ExpectRefusal({"run", "-p", "Hi", "--raw", "--system", "Be brief."}, {"--system", "--raw"});
   ExpectRefusal({"logits", "--ids", "1,x", "--output", out}, {"\"x\"", "token id"});
   ExpectRefusal({"logits", "--ids", "", "--output", out}, {"no token ids"});
