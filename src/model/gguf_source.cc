@@ -75,6 +75,18 @@ void GgufSource::IgnoreAll(std::string_view prefix, std::string_view reason) {
   }
 }
 
+std::vector<LocatedTensor> GgufSource::List() const {
+  std::vector<LocatedTensor> list;
+  for (const GgufModel::Tensor& tensor : gguf_.tensors()) {
+    const GgufTensorInfo& info = *tensor.info;
+    list.push_back({{std::string(info.name), tensor.file->file_name(), info.dtype, info.shape,
+                     info.bytes, TensorRole::kUnused,
+                     std::string(ledger_.IgnoredReason(info.name))},
+                    tensor.View()});
+  }
+  return list;
+}
+
 void GgufSource::Finish() { ledger_.Finish(files_.description(), "its metadata"); }
 
 }  // namespace switchyard

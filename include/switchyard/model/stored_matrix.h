@@ -4,6 +4,9 @@
 #include <cstddef>
 #include <string>
 
+#include "switchyard/core/dtype.h"
+#include "switchyard/core/quant_format.h"
+
 namespace switchyard {
 
 struct StoredMatrix {
@@ -14,6 +17,14 @@ struct StoredMatrix {
   size_t rows = 0;
   size_t cols = 0;
   size_t bytes = 0;  // of its tensors in the checkpoint
+  // What it is computed as: a name of moe/schemes. Of what is quantised on loading the new scheme.
+  std::string scheme = "unquant";
+  // Of the codes, or of the floats; weights that share a scale, 0 = there are no scales.
+  DType dtype = DType::kF32;
+  size_t block_rows = 0;
+  size_t block_cols = 0;
+  ActQuantKind activations = ActQuantKind::kNone;  // what becomes of the rows that it meets
+  bool is_repacked = false;  // a copy is read; the bytes in the file are let go
 
   size_t elements() const { return rows * cols; }
 };
