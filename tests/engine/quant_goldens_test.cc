@@ -235,9 +235,11 @@ void CheckQuantisedActivations(const Golden& golden, const std::string& runner) 
                                 .quantize = QuantizeOption(golden.name())});
   Deviation sum;
   for (size_t p = 0; p < kNumPrompts; ++p) {
-    // Continuations differ between the recordings, prompts do not.
-    const std::vector<int32_t> ids = recording.Ids("p" + std::to_string(p) + ".input_ids");
-    ASSERT_EQ(ids, plain.Ids("p" + std::to_string(p) + ".input_ids"));
+    // Continuations may differ between the recordings, prompts do not.
+    std::vector<int32_t> ids = recording.Tokens(p);
+    const std::vector<int32_t> others = plain.Tokens(p);
+    ids.erase(std::ranges::mismatch(ids, others).in1, ids.end());
+    ASSERT_GE(ids.size(), recording.Ids("p" + std::to_string(p) + ".input_ids").size());
     const size_t vocab = loaded.model->config().vocab_size;
     const size_t count = ids.size() * vocab;
     const std::vector<float> expected = recording.Logits(p);
