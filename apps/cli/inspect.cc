@@ -81,7 +81,8 @@ ordered_json DescribeMemory(const Model& model, const Settings& settings) {
   }
   const double kv = static_cast<double>(one_block.bytes_per_token()) * static_cast<double>(context);
   // Of what is repacked nobody reads the file again.
-  const size_t mapped = model.weight_bytes() - std::min(model.weight_bytes(), model.released_bytes());
+  const size_t mapped =
+      model.weight_bytes() - std::min(model.weight_bytes(), model.released_bytes());
   return {{"weights_bytes", model.weight_bytes()},
           {"mapped_bytes", mapped},
           {"copied_bytes", model.copied_bytes()},
@@ -136,14 +137,14 @@ void PrintAll(const ordered_json& all) {
 // one.
 ordered_json DescribeVerification(const Model& model) {
   const Verification& found = model.verification();
-  return {{"problems", found.problems},
-          {"remarks", found.remarks},
-          {"result", fmt::format("{} tensors, {}: every tensor used once, every byte accounted for, {}",
-                                 model.tensors().size(),
-                                 FormatBytes(static_cast<double>(model.weight_bytes())),
-                                 found.problems.empty()
-                                     ? std::string("no NaN or infinity, all scales valid")
-                                     : fmt::format("{} problems", found.problems.size()))}};
+  return {
+      {"problems", found.problems},
+      {"remarks", found.remarks},
+      {"result",
+       fmt::format("{} tensors, {}: every tensor used once, every byte accounted for, {}",
+                   model.tensors().size(), FormatBytes(static_cast<double>(model.weight_bytes())),
+                   found.problems.empty() ? std::string("no NaN or infinity, all scales valid")
+                                          : fmt::format("{} problems", found.problems.size()))}};
 }
 
 ordered_json DescribePlan(const Model& model) {

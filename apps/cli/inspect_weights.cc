@@ -18,9 +18,9 @@ namespace {
 using nlohmann::ordered_json;
 
 // In the order in which a token meets them.
-constexpr std::array<std::string_view, 8> kParts = {
-    "embedding", "attention", "router", "experts w13", "experts w2", "shared experts", "dense mlp",
-    "head"};
+constexpr std::array<std::string_view, 8> kParts = {"embedding",   "attention",  "router",
+                                                    "experts w13", "experts w2", "shared experts",
+                                                    "dense mlp",   "head"};
 
 std::string_view PartOf(std::string_view module) {
   const auto has = [&](std::string_view text) {
@@ -61,11 +61,11 @@ ordered_json DescribeGroup(const Group& group) {
   ordered_json notes = ordered_json::array();
   for (const auto& [note, modules] : group.notes) {
     const size_t named = std::min(kNamed, modules.size());
-    notes.push_back({{"note", note},
-                     {"matrices", modules.size()},
-                     {"modules", std::vector<std::string>(modules.begin(),
-                                                          modules.begin() +
-                                                              static_cast<ptrdiff_t>(named))}});
+    notes.push_back(
+        {{"note", note},
+         {"matrices", modules.size()},
+         {"modules", std::vector<std::string>(modules.begin(),
+                                              modules.begin() + static_cast<ptrdiff_t>(named))}});
   }
   return {{"scheme", matrix.scheme},
           {"dtype", DTypeName(matrix.dtype)},
@@ -191,11 +191,12 @@ void PrintParts(const ordered_json& parts) {
                    row["elements"].get<size_t>(), bytes);
         continue;
       }
-      fmt::print("  {:<26} {} ({}): {:.3g} bits per weight, {} elements, {}, {} matrices in {} "
-                 "layers\n",
-                 part, row["scheme"].get<std::string>(), row["format"].get<std::string>(),
-                 row["bits_per_weight"].get<double>(), row["elements"].get<size_t>(), bytes,
-                 row["matrices"].get<size_t>(), row["layers"].get<size_t>());
+      fmt::print(
+          "  {:<26} {} ({}): {:.3g} bits per weight, {} elements, {}, {} matrices in {} "
+          "layers\n",
+          part, row["scheme"].get<std::string>(), row["format"].get<std::string>(),
+          row["bits_per_weight"].get<double>(), row["elements"].get<size_t>(), bytes,
+          row["matrices"].get<size_t>(), row["layers"].get<size_t>());
       PrintNotes(row["notes"]);
     }
   }

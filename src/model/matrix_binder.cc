@@ -12,9 +12,7 @@
 namespace switchyard {
 namespace {
 
-bool IsFloat(DType dtype) {
-  return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end();
-}
+bool IsFloat(DType dtype) { return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end(); }
 
 std::string TensorName(const std::string& module, std::string_view suffix) {
   return fmt::format("{}.{}", module, suffix);
@@ -66,9 +64,8 @@ std::vector<StoredTensor> MatrixBinder::TensorsOf(const StorageScheme& scheme,
   try {
     return scheme.Tensors(rows, cols);
   } catch (const Error& error) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("matrix {} [{}, {}], stored as {}: {}", module, rows, cols,
-                            scheme.Describe(), error.what()));
+    throw Error(ErrorCode::kUnsupported, fmt::format("matrix {} [{}, {}], stored as {}: {}", module,
+                                                     rows, cols, scheme.Describe(), error.what()));
   }
 }
 
@@ -95,8 +92,9 @@ std::string_view MatrixBinder::BindPlain(const std::string& module, const Tensor
                                          size_t rows, size_t cols, Use use, std::string note,
                                          WeightMatrix& out) {
   out = WeightMatrix::Dense(view.data, view.dtype, rows, cols);
-  StoredMatrix stored{module, std::string(DTypeName(view.dtype)), std::move(note),
-                      IsGgmlBlock(view.dtype), rows, cols, rows * BytesOf(view.dtype, cols)};
+  StoredMatrix stored{
+      module, std::string(DTypeName(view.dtype)), std::move(note), IsGgmlBlock(view.dtype), rows,
+      cols,   rows * BytesOf(view.dtype, cols)};
   stored.dtype = view.dtype;
   std::string_view moe_scheme = "unquant";
   if (IsGgmlBlock(view.dtype)) {

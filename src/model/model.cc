@@ -386,10 +386,9 @@ void Model::Impl::LookAt(const Source& source, ThreadPool& pool) {
     for (std::span<const std::byte> gap : part.padding()) {
       const auto found = std::ranges::find_if(gap, [](std::byte b) { return b != std::byte{0}; });
       if (found == gap.end()) continue;
-      verification.remarks.push_back(
-          fmt::format("{}: {} bytes of padding are not all 0, the first at {}: {}",
-                      part.file_name(), gap.size(), found - gap.begin(),
-                      std::to_integer<int>(*found)));
+      verification.remarks.push_back(fmt::format(
+          "{}: {} bytes of padding are not all 0, the first at {}: {}", part.file_name(),
+          gap.size(), found - gap.begin(), std::to_integer<int>(*found)));
     }
   }
 }
@@ -402,10 +401,9 @@ void Model::Impl::AddProblems(const std::vector<std::pair<std::string, std::stri
         tensors, [&](const FileTensor& tensor) { return tensor.name.starts_with(prefix); });
     const std::string start =
         file == tensors.end() ? std::string() : fmt::format("{}: ", file->file);
-    const bool is_known =
-        std::ranges::any_of(verification.problems, [&](const std::string& problem) {
-          return problem.starts_with(start + prefix);
-        });
+    const bool is_known = std::ranges::any_of(
+        verification.problems,
+        [&](const std::string& problem) { return problem.starts_with(start + prefix); });
     if (!is_known) verification.problems.push_back(start + message);
   }
 }
@@ -522,8 +520,7 @@ Rows Model::Impl::Embed(ExecContext& context, std::span<const SequenceChunk> chu
     for (size_t t = 0; t < chunk.tokens.size(); ++t) {
       const int32_t id = chunk.tokens[t];
       switchyard::CheckToken(config, id, chunk.position + t);
-      quant::DecodeMatrixRow(weights.embedding.AsBank(), 0, static_cast<size_t>(id),
-                             x.Row(row++));
+      quant::DecodeMatrixRow(weights.embedding.AsBank(), 0, static_cast<size_t>(id), x.Row(row++));
     }
   }
   return x;
@@ -823,9 +820,8 @@ class PlanCount {
   // "attention", or "attention, 12 of 16 matrices" where they differ.
   void MoveTo(std::vector<ComputePlan>& out, std::string_view part, std::string_view unit) {
     for (auto& [plan, count] : plans_) {
-      plan.part = plans_.size() == 1
-                      ? std::string(part)
-                      : fmt::format("{}, {} of {} {}", part, count, total_, unit);
+      plan.part = plans_.size() == 1 ? std::string(part)
+                                     : fmt::format("{}, {} of {} {}", part, count, total_, unit);
       out.push_back(std::move(plan));
     }
   }
@@ -856,10 +852,10 @@ ComputePlan PlanProduct(std::string_view act, const MatrixFormat& format, ActQua
     const bool int8 =
         quant::ExpertRowDType({quantises}, format, format.scale_cols, activations) == DType::kI8;
     plan.kernel = int8 ? "MatmulI8I8" : "decode to f32 tiles, MatmulF32F32";
-    plan.reason = quantises == ActQuantKind::kNone
-                      ? "quantised weights, activations as they are"
-                      : fmt::format("quantised weights, activations {}",
-                                    ActQuantKindName(quantises));
+    plan.reason =
+        quantises == ActQuantKind::kNone
+            ? "quantised weights, activations as they are"
+            : fmt::format("quantised weights, activations {}", ActQuantKindName(quantises));
     return plan;
   }
   plan.kernel = kernels::FindMatmul(activations, weights)->name;
@@ -878,10 +874,10 @@ ComputePlan Model::Impl::PlanExperts(size_t layer, const moe::ExpertBank& bank,
                                      std::string_view scheme_name) const {
   const moe::MoeRunner& runner = moe_layers[layer]->runner();
   const moe::SchemeEntry& scheme = moe::BuiltinRegistry().FindScheme(scheme_name);
-  ComputePlan plan = PlanProduct(
-      options.moe.act_dtype, bank.format,
-      options.moe.activation_quant ? scheme.act_quant : ActQuantKind::kNone,
-      runner.config().activation_dtype);
+  ComputePlan plan =
+      PlanProduct(options.moe.act_dtype, bank.format,
+                  options.moe.activation_quant ? scheme.act_quant : ActQuantKind::kNone,
+                  runner.config().activation_dtype);
   plan.runner = runner.name();
   if (plan.runner == "reference") plan.kernel = "scalar f64";
   plan.reason += options.moe.runner == "auto"
@@ -902,7 +898,8 @@ std::vector<ComputePlan> Model::Explain() const {
   PlanCount attention, experts, w13, w2, router, dense, shared;
   for (size_t i = 0; i < impl.config.layers.size(); ++i) {
     const LayerWeights& layer = impl.weights.layers[i];
-    for (const WeightMatrix* matrix : MatricesOf(layer.attention)) attention.Add(of_matrix(*matrix));
+    for (const WeightMatrix* matrix : MatricesOf(layer.attention))
+      attention.Add(of_matrix(*matrix));
     PlanCount& other = impl.config.layers[i].is_moe ? shared : dense;
     for (const WeightMatrix* matrix : {&layer.dense.gate, &layer.dense.up, &layer.dense.down}) {
       if (matrix->rows != 0) other.Add(of_matrix(*matrix));

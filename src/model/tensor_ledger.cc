@@ -110,9 +110,9 @@ void TensorLedger::Finish(std::string_view checkpoint, std::string_view config) 
       fmt::format("{}: the weights do not fit the model that {} describes", checkpoint, config);
   const auto add = [&](std::string_view heading, const std::vector<std::string>& lines) {
     if (lines.empty()) return;
-    message += fmt::format("\n{} {} {}:\n  {}", lines.size(),
-                           lines.size() == 1 ? "tensor" : "tensors", heading,
-                           ListSome(lines, "\n  "));
+    message +=
+        fmt::format("\n{} {} {}:\n  {}", lines.size(), lines.size() == 1 ? "tensor" : "tensors",
+                    heading, ListSome(lines, "\n  "));
   };
   add("missing", missing_);
   add("with the wrong shape or dtype", misfits_);

@@ -36,8 +36,7 @@ class TensorSource {
   virtual TensorView Take(std::string_view name, const Shape& shape,
                           std::span<const DType> allowed) = 0;
   // A tensor that must be there, but whose data is another rank's.
-  virtual void Skip(std::string_view name, const Shape& shape,
-                    std::span<const DType> allowed) = 0;
+  virtual void Skip(std::string_view name, const Shape& shape, std::span<const DType> allowed) = 0;
   // Nobody reads these bytes again: their memory may go.
   virtual void Release(const TensorView& /*view*/) {}
   // `part` of a tensor that was taken will be read: all that is, where ranks share a model. Its

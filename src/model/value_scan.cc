@@ -14,9 +14,7 @@
 namespace switchyard {
 namespace {
 
-bool IsFloat(DType dtype) {
-  return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end();
-}
+bool IsFloat(DType dtype) { return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end(); }
 
 void Count(float value, size_t index, bool is_scale, ValueFindings& found) {
   const bool is_negative = is_scale && value < 0.0f && std::isfinite(value);
@@ -236,9 +234,9 @@ Verification ScanTensors(std::span<const LocatedTensor> tensors, ThreadPool& poo
   pool.Run(parts.size(), [&](size_t task, size_t) {
     const Part& part = parts[task];
     const TensorView& view = tensors[part.tensor].view;
-    ValueFindings here = ScanValues(
-        {view.data + BytesOf(view.dtype, part.begin), view.dtype, Shape{part.count}},
-        tensors[part.tensor].info.role);
+    ValueFindings here =
+        ScanValues({view.data + BytesOf(view.dtype, part.begin), view.dtype, Shape{part.count}},
+                   tensors[part.tensor].info.role);
     here.first_index += part.begin;
     const std::lock_guard lock(mutex);
     found[part.tensor].Add(here);

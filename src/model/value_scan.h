@@ -31,8 +31,8 @@ struct ValueFindings {
   void Add(const ValueFindings& later);
 };
 
-// Looks at every element of floats (F64 apart) and fp8 codes, at every value of kScales (plain bytes
-// are e8m0), and at the scales of every block of ggml. Other types have no wrong values.
+// Looks at every element of floats (F64 apart) and fp8 codes, at every value of kScales (plain
+// bytes are e8m0), and at the scales of every block of ggml. Other types have no wrong values.
 // Shapes: any; the data need not be aligned.
 ValueFindings ScanValues(const TensorView& view, TensorRole role);
 

@@ -219,8 +219,8 @@ class Binder {
     Vector(prefix + "o_proj.bias", config_.hidden_size, attention.o_bias);
   }
 
-  // kv_b holds [Wk ; Wv] of each head. Wk is used transposed: copied. Wv is used where it lies if it
-  // is plain, else decoded to f32: no product reads blocks of codes from their middle.
+  // kv_b holds [Wk ; Wv] of each head. Wk is used transposed: copied. Wv is used where it lies if
+  // it is plain, else decoded to f32: no product reads blocks of codes from their middle.
   void BindKeysAndValues(const std::string& prefix, AttentionWeights& attention) {
     if (source_.Has(prefix + "k_b_proj.weight")) return BindSplitKeysAndValues(prefix, attention);
     const LatentAttention& latent = *config_.latent;
@@ -256,8 +256,9 @@ class Binder {
       source_.Tell(name, TensorRole::kMatrix);
       for (size_t h = 0; h < heads; ++h)
         out.push_back(WeightMatrix::Dense(Part(bank, h).data, bank.dtype, rows, cols));
-      StoredMatrix stored{name, std::string(DTypeName(bank.dtype)), {}, IsGgmlBlock(bank.dtype),
-                          heads * rows, cols, heads * rows * BytesOf(bank.dtype, cols)};
+      StoredMatrix stored{
+          name, std::string(DTypeName(bank.dtype)),      {}, IsGgmlBlock(bank.dtype), heads * rows,
+          cols, heads * rows * BytesOf(bank.dtype, cols)};
       stored.dtype = bank.dtype;
       if (stored.is_quantized) {
         stored.scheme = "gguf";
@@ -275,8 +276,8 @@ class Binder {
   }
 
   WeightMatrix Decoded(const WeightMatrix& matrix, Owned& owned) const {
-    auto* values = reinterpret_cast<float*>(
-        NewBytes(matrix.rows * matrix.cols * sizeof(float), owned));
+    auto* values =
+        reinterpret_cast<float*>(NewBytes(matrix.rows * matrix.cols * sizeof(float), owned));
     for (size_t n = 0; n < matrix.rows && !options_.look_only; ++n)
       quant::DecodeMatrixRow(matrix.AsBank(), 0, n, values + n * matrix.cols);
     return WeightMatrix::Dense(reinterpret_cast<const std::byte*>(values), DType::kF32, matrix.rows,
@@ -365,7 +366,8 @@ class Binder {
       for (int32_t expert : share.experts[moe_layer])
         is_mine.at(static_cast<size_t>(expert)) = true;
     }
-    experts_.push_back({&layer, std::make_unique<ExpertSet>(prefix, std::move(is_mine)), moe_layer});
+    experts_.push_back(
+        {&layer, std::make_unique<ExpertSet>(prefix, std::move(is_mine)), moe_layer});
     ExpertSet& set = *experts_.back().set;
     if (source_.Has(prefix + "gate_up_proj_blocks")) {
       BindMxfp4Experts(prefix, set);
@@ -446,7 +448,8 @@ class Binder {
     }
   }
 
-  // Banks of gate, up and down: GGUF. [E, I, H] twice, [E, H, I]; perhaps with biases [E, I], [E, H].
+  // Banks of gate, up and down: GGUF. [E, I, H] twice, [E, H, I]; perhaps with biases [E, I], [E,
+  // H].
   void BindBanks(const std::string& prefix, ExpertSet& set) {
     const size_t count = set.size();
     const size_t hidden = config_.hidden_size, inner = config_.moe_intermediate_size;
@@ -474,8 +477,8 @@ class Binder {
                 ExpertProduct& product) {
     if (set.is_mine(e)) {
       source_.Use(bank, part);
-      product.SetScheme(bank, matrices_.BindPart(fmt::format("{}.{}", bank, e), part,
-                                                 product.matrices[e]));
+      product.SetScheme(
+          bank, matrices_.BindPart(fmt::format("{}.{}", bank, e), part, product.matrices[e]));
     }
   }
 
@@ -545,8 +548,7 @@ class Binder {
     }
     set.gate.matrices[e] = WeightMatrix::Dense(copy, both.dtype, inner, hidden);
     set.up.matrices[e] = WeightMatrix::Dense(copy + matrix * wide, both.dtype, inner, hidden);
-    set.down.matrices[e] =
-        WeightMatrix::Dense(copy + 2 * matrix * wide, last.dtype, hidden, inner);
+    set.down.matrices[e] = WeightMatrix::Dense(copy + 2 * matrix * wide, last.dtype, hidden, inner);
     if (options_.look_only) return;
     source_.Release(both);
     source_.Release(last);
@@ -557,8 +559,13 @@ class Binder {
       if (!set.is_mine(e)) continue;
       const TensorView part = Part(bank, e);
       // Named as the matrix that is computed: [outputs, inputs].
-      StoredMatrix stored{fmt::format("{}.{}", name, e), std::string(DTypeName(bank.dtype)), {},
-                          false, part.shape[1], part.shape[0], part.NumBytes()};
+      StoredMatrix stored{fmt::format("{}.{}", name, e),
+                          std::string(DTypeName(bank.dtype)),
+                          {},
+                          false,
+                          part.shape[1],
+                          part.shape[0],
+                          part.NumBytes()};
       stored.dtype = bank.dtype;
       stored.is_repacked = true;
       matrices_.Note(std::move(stored));
@@ -593,8 +600,8 @@ class Binder {
   Mxfp4Bank TakeMxfp4(const std::string& name, size_t rows, size_t cols, const ExpertSet& set) {
     if (cols % kMxBlock != 0) {
       throw Error(ErrorCode::kUnsupported,
-                  fmt::format("tensor {}_blocks: {} inputs are no multiple of the block of {}", name,
-                              cols, kMxBlock));
+                  fmt::format("tensor {}_blocks: {} inputs are no multiple of the block of {}",
+                              name, cols, kMxBlock));
     }
     constexpr DType kBytes[] = {DType::kU8};
     const size_t blocks = cols / kMxBlock;

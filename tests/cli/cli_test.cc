@@ -385,8 +385,7 @@ TEST_F(Cli, BadWeightsAreNamedByVerify) {
 
 TEST_F(Cli, InspectTellsHowGgufFilesAreQuantised) {
   const std::filesystem::path file =
-      testing::LocalGoldenDir() /
-      "gguf/qwen3moe_mixed_q4_k_m/model-qwen3moe_mixed_q4_k_m.gguf";
+      testing::LocalGoldenDir() / "gguf/qwen3moe_mixed_q4_k_m/model-qwen3moe_mixed_q4_k_m.gguf";
   const json all =
       json::parse(Run({"inspect", file.string(), "--json", "--tensors", "--verify"}).out);
   EXPECT_EQ(all["config"]["architecture"], "qwen3_moe");

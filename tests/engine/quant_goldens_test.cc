@@ -187,8 +187,7 @@ void ForEverySetup(const std::vector<Golden>& goldens, const Body& body) {
 
 void CheckPlainActivations(const Golden& golden, const std::string& runner,
                            const Recording& recording) {
-  Loaded loaded(golden.Open(),
-                {.runner = runner, .quantize = QuantizeOption(golden.name())});
+  Loaded loaded(golden.Open(), {.runner = runner, .quantize = QuantizeOption(golden.name())});
   for (size_t p = 0; p < kNumPrompts; ++p) {
     const std::vector<float> logits = loaded.Logits(recording.Tokens(p));
     const std::vector<float> expected = recording.Logits(p);
@@ -230,9 +229,9 @@ void AddPositions(std::span<const float> logits, std::span<const float> expected
 void CheckQuantisedActivations(const Golden& golden, const std::string& runner) {
   const Recording plain(golden.folder / "expected_dequant.safetensors");
   const Recording recording(golden.folder / "expected_actquant.safetensors");
-  Loaded loaded(golden.Open(), {.runner = runner,
-                                .activation_quant = true,
-                                .quantize = QuantizeOption(golden.name())});
+  Loaded loaded(
+      golden.Open(),
+      {.runner = runner, .activation_quant = true, .quantize = QuantizeOption(golden.name())});
   Deviation sum;
   for (size_t p = 0; p < kNumPrompts; ++p) {
     // Continuations may differ between the recordings, prompts do not.
@@ -348,10 +347,9 @@ class HubFolder {
       add(name);
     for (size_t i = 0; i < config.at("num_hidden_layers").get<size_t>(); ++i) {
       const std::string layer = "model.layers." + std::to_string(i) + ".";
-      for (const char* name :
-           {"input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj",
-            "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm",
-            "mlp.gate"})
+      for (const char* name : {"input_layernorm", "post_attention_layernorm", "self_attn.q_proj",
+                               "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+                               "self_attn.q_norm", "self_attn.k_norm", "mlp.gate"})
         add(layer + name + ".weight");
       for (const char* name : {"gate_proj", "up_proj", "down_proj"})
         AddExperts(layer + "mlp.experts.", name, gguf, architecture);

@@ -163,7 +163,8 @@ class GgufModel {
   static GgufModel Open(std::shared_ptr<const ModelFiles> files, std::string_view name);
 
   // Opens the only GGUF model in `files`.
-  // Errors: as above; kNotFound if there is none; kInvalidArgument naming them if there are several.
+  // Errors: as above; kNotFound if there is none; kInvalidArgument naming them if there are
+  //   several.
   static GgufModel Open(const std::shared_ptr<const ModelFiles>& files);
 
   // The file, or first part, of the only GGUF model in `files`; nullopt if there is none.
