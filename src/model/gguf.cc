@@ -458,6 +458,19 @@ class GgufFile::Reader {
                                          : ""));
     }
     if (data_bytes != 0) file_.data_ = bytes_.subspan(begin, data_bytes);
+    NotePadding(by_offset, begin);
+  }
+
+  void NotePadding(const std::vector<const GgufTensorInfo*>& by_offset, size_t data_begin) {
+    size_t end = at_;
+    const auto note = [&](size_t next) {
+      if (next > end) file_.padding_.push_back(bytes_.subspan(end, next - end));
+    };
+    for (const GgufTensorInfo* info : by_offset) {
+      note(data_begin + info->offset);
+      end = data_begin + info->offset + info->bytes;
+    }
+    note(bytes_.size());
   }
 
   GgufFile& file_;
@@ -836,7 +849,8 @@ std::optional<std::string> GgufModel::FindIn(const ModelFiles& files) {
 
 GgufModel GgufModel::Open(const std::shared_ptr<const ModelFiles>& files) {
   const auto name = FindIn(*files);
-  if (!name) Throw(ErrorCode::kNotFound, files->description(), "there is no .gguf file in this folder");
+  if (!name)
+    Throw(ErrorCode::kNotFound, files->description(), "there is no .gguf file in this folder");
   return Open(files, *name);
 }
 
