@@ -30,6 +30,7 @@ class GptqCodes : public StorageScheme {
     size_t bits = 4;
     size_t group = 128;  // 0 = all inputs
     bool is_v2 = false;  // zero points as they are, not minus one
+    bool has_order = false;  // groups lie apart (desc_act): g_idx must be there
   };
   explicit GptqCodes(const Options& options) : options_(options) {}
   std::string_view moe_scheme() const override { return "gptq"; }

@@ -66,6 +66,9 @@ void CheckScales(const MatrixTensors& tensors, std::string_view suffix, const Te
 // Errors: kCorruptData unless every offset is 0.
 void RequireZeroOffsets(const MatrixTensors& tensors, std::string_view suffix,
                         const TensorView& offsets);
+// The offset of static int8 activations. Errors: kCorruptData unless it is a whole number in [-128,
+// 127].
+float ActOffset(const MatrixTensors& tensors, std::string_view suffix, const TensorView& view);
 // One positive finite number. Errors: kCorruptData naming the tensor.
 float PositiveScalar(const MatrixTensors& tensors, std::string_view suffix, const TensorView& view);
 // "; activations int8 per token", or "; activations as they are".
