@@ -56,8 +56,7 @@ class MatrixBinder {
     MatrixTensors tensors;
     WeightMatrix* out = nullptr;
   };
-  const StorageScheme* SchemeOf(const std::string& module, size_t rows, size_t cols,
-                                std::string* note) const;
+  const StorageScheme* SchemeOf(const std::string& module, std::string* note) const;
   std::vector<StoredTensor> TensorsOf(const StorageScheme& scheme, const std::string& module,
                                       size_t rows, size_t cols) const;
   void TakeScheme(const StorageScheme& scheme, const std::string& module, size_t rows, size_t cols,

@@ -750,12 +750,12 @@ void AddModelSlim(std::vector<QuantizedFormat>& all) {
                  }});
 }
 
-constexpr size_t kVocab = 64, kHeads = 2, kHeadDim = 32, kExperts = 4;
+constexpr size_t kHeads = 2, kHeadDim = 32, kExperts = 4;
 
 Json TinyConfig(const QuantizedFormat& format) {
   return {{"architectures", {"Qwen3MoeForCausalLM"}},
           {"model_type", "qwen3_moe"},
-          {"vocab_size", kVocab},
+          {"vocab_size", format.vocab},
           {"hidden_size", format.hidden},
           {"num_hidden_layers", 1},
           {"num_attention_heads", kHeads},
@@ -827,8 +827,8 @@ QuantizedModel::QuantizedModel(const QuantizedFormat& format, uint32_t seed) {
   };
   const size_t hidden = format.hidden, inner = format.inner;
   const std::string layer = "model.layers.0.";
-  floats("model.embed_tokens.weight", {kVocab, hidden}, 1);
-  floats("lm_head.weight", {kVocab, hidden}, 0.1f);
+  floats("model.embed_tokens.weight", {format.vocab, hidden}, 1);
+  floats("lm_head.weight", {format.vocab, hidden}, 0.1f);
   floats("model.norm.weight", {hidden}, 0.1f, 1);
   floats(layer + "input_layernorm.weight", {hidden}, 0.1f, 1);
   floats(layer + "post_attention_layernorm.weight", {hidden}, 0.1f, 1);

@@ -36,6 +36,7 @@ struct QuantizedFormat {
   nlohmann::ordered_json description_extra = nlohmann::ordered_json::object();
   size_t hidden = 128;
   size_t inner = 64;
+  size_t vocab = 64;
   std::string file_of_config = {};  // where the config is a file of its own
   bool w4a4_new_packing = false;
 };

@@ -25,6 +25,7 @@ class StaticInt8 : public StorageScheme {
   std::string Describe() const override {
     return "I8, a scale per output; activations int8, static";
   }
+  std::string_view codes() const override { return "weight"; }
   bool repacks() const override { return false; }
   std::string_view act_scale() const override { return "input_scale"; }
 

@@ -44,6 +44,7 @@ class StoredCodes : public StorageScheme {
 
   std::string_view moe_scheme() const override { return options_.moe_scheme; }
   std::string Describe() const override;
+  std::string_view codes() const override { return options_.codes; }
   std::vector<StoredTensor> Tensors(size_t rows, size_t cols) const override;
   bool repacks() const override { return false; }
   std::string_view act_scale() const override;
