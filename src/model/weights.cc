@@ -346,7 +346,9 @@ class Binder {
     }
     experts_.push_back({&layer, std::make_unique<ExpertSet>(prefix, std::move(is_mine)), moe_layer});
     ExpertSet& set = *experts_.back().set;
-    if (source_.Has(prefix + "gate_up_proj_blocks")) {
+    // Either one: the other is then said to be missing.
+    if (source_.Has(prefix + "gate_up_proj_blocks") ||
+        source_.Has(prefix + "gate_up_proj_scales")) {
       BindMxfp4Experts(prefix, set);
     } else if (source_.Has(prefix + "gate_proj")) {
       BindBanks(prefix, set);

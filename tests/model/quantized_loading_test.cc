@@ -12,6 +12,7 @@
 #include "switchyard/core/log.h"
 #include "switchyard/model/model.h"
 #include "testing/errors.h"
+#include "testing/goldens.h"
 #include "testing/model_logits.h"
 #include "testing/quantized_model.h"
 
@@ -572,6 +573,44 @@ TEST_F(QuantizedLoading, GroupsAndShapesThatContradictAreNamed) {
     expect("ct_w4a16", expert + "up_proj.weight_shape", size, 0, {"expected [64, 128]"});
   expect("modelslim_w4a4", expert + "up_proj.weight", int8_t{9}, 17, {"9", "[-8, 7]"});
   expect("gptq_8bit", expert + "up_proj.qzeros", int32_t{-1}, 0, {"256"});
+}
+
+// --- gpt-oss: banks of all experts ---------------------------------------------------------------
+
+TEST_F(QuantizedLoading, BanksOfMxfp4AreCheckedToo) {
+  const auto goldens = testing::GoldenDir();
+  if (!goldens) GTEST_SKIP() << "the large golden set is absent";
+  const std::filesystem::path checkpoint = *goldens / "quant/gpt_oss_mxfp4/checkpoint";
+  const auto expect = [&](const std::function<void(ModelFolder&)>& change,
+                          std::initializer_list<std::string> words) {
+    ModelFolder folder(checkpoint);
+    change(folder);
+    const std::string message = Refusal(folder, {});
+    EXPECT_FALSE(message.empty()) << "it was loaded";
+    for (const std::string& word : words)
+      EXPECT_NE(message.find(word), std::string::npos) << "\"" << word << "\" in: " << message;
+  };
+  for (const char* part : {"gate_up_proj", "down_proj"}) {
+    const std::string bank = std::string("model.layers.1.mlp.experts.") + part;
+    const std::string blocks = bank + "_blocks", scales = bank + "_scales";
+    for (const std::string& name : {blocks, scales, bank + "_bias"})
+      expect([&](ModelFolder& folder) { folder.tensors.erase(name); }, {name});
+    expect([&](ModelFolder& folder) { folder.tensors.at(scales).bytes[40] = std::byte{255}; },
+           {scales, "255"});
+    expect([&](ModelFolder& folder) {
+      std::ranges::fill(folder.tensors.at(scales).bytes, std::byte{0});
+    }, {scales, "never"});
+    expect([&](ModelFolder& folder) { folder.tensors.at(blocks).shape[0] = 0;
+                                      folder.tensors.at(blocks).bytes.clear(); },
+           {blocks, "expected"});
+    expect([&](ModelFolder& folder) { folder.tensors.at(blocks).dtype = DType::kI8; },
+           {blocks, "U8", "I8"});
+    expect([&](ModelFolder& folder) { std::swap(folder.tensors.at(blocks).shape[1],
+                                                folder.tensors.at(blocks).shape[2]); },
+           {blocks, "expected shape"});
+  }
+  expect([](ModelFolder& folder) { folder.config["intermediate_size"] = 40; },
+         {"40", "32", "down_proj"});
 }
 
 }  // namespace
