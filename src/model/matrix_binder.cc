@@ -41,9 +41,8 @@ const Shape& ShapeOnDisk(const StoredTensor& tensor, const std::optional<TensorK
 }  // namespace
 
 // The rules decide, but a matrix that lies there as plain floats is plain: producers leave routers
-// and heads out without saying so.
-const StorageScheme* MatrixBinder::SchemeOf(const std::string& module, size_t rows, size_t cols,
-                                            std::string* note) const {
+// and heads out without saying so. Their sizes need not fit the packing.
+const StorageScheme* MatrixBinder::SchemeOf(const std::string& module, std::string* note) const {
   if (options_.rules == nullptr) return nullptr;
   const StorageScheme* scheme = options_.rules->SchemeOf(module);
   if (scheme == nullptr) {
@@ -52,8 +51,8 @@ const StorageScheme* MatrixBinder::SchemeOf(const std::string& module, size_t ro
   }
   const auto plain = source_.KindOf(TensorName(module, "weight"));
   if (!plain || !IsFloat(plain->dtype)) return scheme;
-  const StoredTensor codes = TensorsOf(*scheme, module, rows, cols).front();
-  if (codes.suffix != "weight" && source_.Has(TensorName(module, codes.suffix))) return scheme;
+  const std::string_view codes = scheme->codes();
+  if (codes != "weight" && source_.Has(TensorName(module, codes))) return scheme;
   if (note != nullptr) *note = "stored as plain floats";
   return nullptr;
 }
@@ -72,7 +71,7 @@ std::vector<StoredTensor> MatrixBinder::TensorsOf(const StorageScheme& scheme,
 std::string_view MatrixBinder::Bind(const std::string& module, size_t rows, size_t cols, Use use,
                                     WeightMatrix& out) {
   std::string note;
-  if (const StorageScheme* scheme = SchemeOf(module, rows, cols, &note)) {
+  if (const StorageScheme* scheme = SchemeOf(module, &note)) {
     TakeScheme(*scheme, module, rows, cols, out);
     return scheme->moe_scheme();
   }
@@ -145,7 +144,7 @@ void MatrixBinder::TakeScheme(const StorageScheme& scheme, const std::string& mo
 }
 
 MatrixBinder::Skipped MatrixBinder::Skip(const std::string& module, size_t rows, size_t cols) {
-  const StorageScheme* scheme = SchemeOf(module, rows, cols, nullptr);
+  const StorageScheme* scheme = SchemeOf(module, nullptr);
   if (scheme == nullptr) {
     const std::string name = TensorName(module, "weight");
     const std::optional<TensorKind> kind = source_.KindOf(name);

@@ -67,8 +67,7 @@ class MatrixBinder {
   WeightMatrix Make(const Pending& pending, WeightMemory& memory) const;
   void Complete(const Pending& pending);
   void LoadSamples();
-  const StorageScheme* SchemeOf(const std::string& module, size_t rows, size_t cols,
-                                std::string* note) const;
+  const StorageScheme* SchemeOf(const std::string& module, std::string* note) const;
   std::vector<StoredTensor> TensorsOf(const StorageScheme& scheme, const std::string& module,
                                       size_t rows, size_t cols) const;
   void TakeScheme(const StorageScheme& scheme, const std::string& module, size_t rows, size_t cols,

@@ -302,6 +302,17 @@ std::unique_ptr<Model> Model::Load(std::shared_ptr<const ModelFiles> files,
 
 namespace {
 
+// Runs body; errors that do not begin with the name of the model do so afterwards.
+template <typename Body>
+void Naming(const std::string& model, const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    if (error.message().starts_with(model)) throw;
+    throw Error(error.code(), fmt::format("{}: {}", model, error.message()));
+  }
+}
+
 // A source that remembers every view of plain floats that the model reads, for the scan.
 template <typename Source>
 class Recorder : public Source {
@@ -330,16 +341,17 @@ void Model::Impl::Open(std::shared_ptr<const ModelFiles> files, ThreadPool& pool
     config = ReadGgufConfig(*gguf);
     placer.emplace(config, options);
     Recorder<GgufSource> source(*gguf, *files);
-    Bind(source, nullptr, pool);
+    Naming(files->description(), [&] { Bind(source, nullptr, pool); });
     return;
   }
   config = ReadConfig(files);
   const std::unique_ptr<QuantizationRules> rules =
       ReadQuantization(*files, {options.w4a4_new_packing});
-  checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(std::move(files)));
+  const std::string& folder = files->description();
+  checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(files));
   placer.emplace(config, options);
   Recorder<CheckpointSource> source(*checkpoint);
-  Bind(source, rules.get(), pool);
+  Naming(folder, [&] { Bind(source, rules.get(), pool); });
 }
 
 template <typename Source>

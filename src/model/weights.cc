@@ -369,7 +369,9 @@ class Binder {
     experts_.push_back(
         {&layer, std::make_unique<ExpertSet>(prefix, std::move(is_mine)), moe_layer});
     ExpertSet& set = *experts_.back().set;
-    if (source_.Has(prefix + "gate_up_proj_blocks")) {
+    // Either one: the other is then said to be missing.
+    if (source_.Has(prefix + "gate_up_proj_blocks") ||
+        source_.Has(prefix + "gate_up_proj_scales")) {
       BindMxfp4Experts(prefix, set);
     } else if (source_.Has(prefix + "gate_proj")) {
       BindBanks(prefix, set);
@@ -382,7 +384,12 @@ class Binder {
     }
     layer.scheme_w13 = set.gate.scheme;
     layer.scheme_w2 = set.down.scheme;
-    set.up.SetScheme(prefix + "*.up_proj", set.gate.scheme);
+    if (set.up.scheme != set.gate.scheme) {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("{}*: gate_proj is stored as {}, up_proj as {}; they must share one "
+                              "scheme",
+                              prefix, set.gate.scheme, set.up.scheme));
+    }
   }
 
   // From all experts of a layer to those, or the parts of them, that this rank computes.
@@ -640,9 +647,17 @@ class Binder {
                   fmt::format("tensor {}_scales: scale {} of expert {} is NaN (255)", bank.name,
                               nan - scales, e));
     }
+    const auto is_zero = [](std::byte code) { return code == std::byte{0}; };
+    const std::byte* blocks = bank.blocks.data + e * rows * cols / 2;
+    if (std::all_of(scales, scales + rows * groups, is_zero) &&
+        !std::all_of(blocks, blocks + rows * cols / 2, is_zero)) {
+      throw Error(ErrorCode::kCorruptData,
+                  fmt::format("tensor {}_scales: all {} scales of expert {} are 0 and the codes are "
+                              "not: they were never written",
+                              bank.name, rows * groups, e));
+    }
     WeightMatrix matrix =
-        WeightMatrix::Dense(bank.blocks.data + e * rows * cols / 2 + first * cols / 2,
-                            DType::kF4E2M1, rows / step, cols);
+        WeightMatrix::Dense(blocks + first * cols / 2, DType::kF4E2M1, rows / step, cols);
     matrix.stride = step * cols;
     matrix.format.scale_dtype = DType::kF8E8M0;
     matrix.format.scale_rows = 1;
