@@ -103,8 +103,10 @@ class Binder {
       values->resize(view.NumElements());
       kernels::ConvertToF32(view.data, view.dtype, values->size(), values->data());
     }
-    RequireMemory();
-    if (source_.has_data()) Load(weights);
+    if (source_.has_data()) {
+      RequireMemory();
+      Load(weights);
+    }
     if (config_.tie_word_embeddings) weights.head = weights.embedding;
     weights.owned_bytes = copied_bytes();
     weights.matrices = matrices_.TakeNotes();
