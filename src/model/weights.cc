@@ -315,9 +315,12 @@ class Binder {
 
   void BindMoe(const std::string& layer_prefix, LayerWeights& layer) {
     std::string block = layer_prefix + std::string(kMoeBlockNames[0]) + ".";
+    // The first that is there: GGUF tensors have both names.
     for (std::string_view name : kMoeBlockNames) {
       const std::string candidate = fmt::format("{}{}.", layer_prefix, name);
-      if (source_.Has(candidate + "gate.weight")) block = candidate;
+      if (!source_.Has(candidate + "gate.weight")) continue;
+      block = candidate;
+      break;
     }
     const std::string router = block + (config_.experts_are_transposed ? "router" : "gate");
     Other(router, config_.num_experts, config_.hidden_size, layer.router);

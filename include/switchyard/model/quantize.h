@@ -43,6 +43,7 @@ struct QuantizeOptions {
   std::vector<TextFile> texts;
   size_t shard_bytes = 5'000'000'000;          // most bytes of a .safetensors file with two tensors
   size_t sync_bytes = size_t{256} << 20;       // written between two notes of what is complete
+  size_t max_batch_units = 4096;               // matrices between two calls of on_progress
   // Called between tensors with bytes of output; false stops the run, which another one with the
   // same arguments continues.
   std::function<bool(size_t done_bytes, size_t all_bytes)> on_progress;

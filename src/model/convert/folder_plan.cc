@@ -39,6 +39,11 @@ class Planner {
  public:
   Planner(ConvertSource& source, const QuantizeScheme& scheme, const QuantizeOptions& options)
       : source_(source), scheme_(scheme.name), options_(options) {
+    if (source.gguf() != nullptr && HasOwnMxfp4(source.config())) {
+      throw Error(ErrorCode::kUnsupported,
+                  "a folder of gpt-oss is written from a folder alone: GGUF files do not hold its "
+                  "biases as a folder does");
+    }
     plan_.encodings.push_back(FolderEncoding(scheme_, source.config()));
     encoding_ = plan_.encodings.front().get();
   }
@@ -80,15 +85,15 @@ class Planner {
     if (!TakesPart(scheme_, config, part.kind)) {
       unit.encoding = nullptr;
     } else if (unit.note = encoding_->WhyNot(part.rows, part.cols); !unit.note.empty()) {
-      if (config.experts_are_transposed)
+      if (HasOwnMxfp4(config))
         throw Error(ErrorCode::kUnsupported, fmt::format("{}: {}", module, unit.note));
       unit.encoding = nullptr;
     }
     if (unit.encoding == nullptr) {
       unit.encoding = plan_.EncodingOf(source_.KeptDType(part));
-      if (part.kind != Kind::kEmbedding && encoding_->is_quantized()) LeaveOut(part, module);
+      if (encoding_->is_quantized()) LeaveOut(part, module);
     }
-    if (config.experts_are_transposed && part.kind == Kind::kExpert) {
+    if (HasOwnMxfp4(config) && part.kind == Kind::kExpert) {
       Bank(part, unit);
     } else {
       for (const EncodedTensor& tensor : unit.encoding->Tensors(part.rows, part.cols))

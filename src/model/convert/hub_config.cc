@@ -126,7 +126,8 @@ std::string HubConfigOf(const ModelConfig& config) {
   json["rope_scaling"] = config.rope.kind == RopeConfig::Kind::kDefault
                              ? ordered_json(nullptr)
                              : RopeScaling(config.rope);
-  json["attention_bias"] = config.attention_bias;
+  // Mixtral knows no such field.
+  if (config.architecture != "mixtral") json["attention_bias"] = config.attention_bias;
   json["tie_word_embeddings"] = config.tie_word_embeddings;
   if (!config.eos_ids.empty()) json["eos_token_id"] = config.eos_ids;
   json["torch_dtype"] = "bfloat16";

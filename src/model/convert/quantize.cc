@@ -157,7 +157,9 @@ class Converter {
     size_t next = 0;
     while (next < plan_.units.size()) {
       std::vector<size_t> batch;
-      for (size_t elements = 0; next < plan_.units.size() && elements < batch_elements; ++next) {
+      for (size_t elements = 0; next < plan_.units.size() && elements < batch_elements &&
+                                batch.size() < options_.max_batch_units;
+           ++next) {
         if (results_[next]) continue;
         batch.push_back(next);
         elements += plan_.units[next].rows * plan_.units[next].cols;

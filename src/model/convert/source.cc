@@ -371,7 +371,33 @@ std::unique_ptr<SourceMatrix> ConvertSource::BindJoinedLatent(const ModelPart& p
   return joined;
 }
 
+// Files of "llama" have the rows of q and k in another order: of each head, values that rotate
+// together are neighbours.
+bool ConvertSource::IsInterleaved(const ModelPart& part) const {
+  return gguf_ != nullptr && config_.architecture == "mixtral" &&
+         (part.module.ends_with(".q_proj") || part.module.ends_with(".k_proj"));
+}
+
+// The rows in the order of hub checkpoints.
+std::unique_ptr<SourceMatrix> ConvertSource::BindInterleaved(const ModelPart& part) {
+  const std::shared_ptr<SourceMatrix> stored = BindModule(part.module, part.rows, part.cols);
+  auto matrix = std::make_unique<SourceMatrix>(part.rows, part.cols, stored->format(),
+                                               stored->bytes());
+  matrix->set_load([stored] { stored->Load(); });
+  matrix->set_read([stored, dim = config_.head_dim, cols = part.cols](size_t first, size_t count,
+                                                                      float* out) {
+    for (size_t n = 0; n < count; ++n) {
+      const size_t head = (first + n) / dim, row = (first + n) % dim;
+      const size_t from = head * dim + row % (dim / 2) * 2 + row / (dim / 2);
+      stored->ReadRows(from, 1, out + n * cols);
+    }
+  });
+  matrix->set_release([stored] { stored->Release(); });
+  return matrix;
+}
+
 std::unique_ptr<SourceMatrix> ConvertSource::Bind(const ModelPart& part) {
+  if (IsInterleaved(part)) return BindInterleaved(part);
   switch (part.kind) {
     case Kind::kExpert: return BindExpert(part);
     case Kind::kExpertBias: return BindBias(part);

@@ -107,6 +107,8 @@ class ConvertSource {
   std::unique_ptr<SourceMatrix> BindExpert(const ModelPart& part);
   std::unique_ptr<SourceMatrix> BindMxfp4(const ModelPart& part, const std::string& prefix);
   std::unique_ptr<SourceMatrix> BindBias(const ModelPart& part);
+  bool IsInterleaved(const ModelPart& part) const;
+  std::unique_ptr<SourceMatrix> BindInterleaved(const ModelPart& part);
   std::unique_ptr<SourceMatrix> BindJoinedLatent(const ModelPart& part);
   std::unique_ptr<SourceMatrix> FromMatrix(const WeightMatrix& matrix, std::string format,
                                            size_t bytes, const TensorView& pages) const;

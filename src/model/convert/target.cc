@@ -64,8 +64,6 @@ std::string Lower(std::string_view text) {
   return lower;
 }
 
-bool HasOwnMxfp4(const ModelConfig& config) { return config.experts_are_transposed; }
-
 quant::WeightQuant OnlineWeights(std::string_view scheme) {
   return OnlineQuantization(scheme).scheme().weights;
 }
@@ -176,6 +174,8 @@ ordered_json Mxfp4Arguments() {
 }
 
 }  // namespace
+
+bool HasOwnMxfp4(const ModelConfig& config) { return config.architecture == "gpt_oss"; }
 
 std::span<const QuantizeScheme> QuantizeSchemes() { return kSchemes; }
 

@@ -12,6 +12,9 @@
 #include "switchyard/model/quantize.h"
 
 namespace switchyard {
+// Whether checkpoints of the model hold mxfp4 experts as banks of names of their own: gpt-oss.
+bool HasOwnMxfp4(const ModelConfig& config);
+
 // How the matrices that take part are stored in a folder in Hugging Face layout.
 // Errors: kUnsupported if checkpoints of this architecture have no such layout.
 std::unique_ptr<Encoding> FolderEncoding(std::string_view scheme, const ModelConfig& config);
