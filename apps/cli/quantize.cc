@@ -1,4 +1,6 @@
 // Verb quantize: writes a checkpoint again in another scheme.
+#include "switchyard/model/quantize.h"
+
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -8,7 +10,6 @@
 #include "common.h"
 #include "gguf_tokenizer.h"
 #include "switchyard/engine/evaluate.h"
-#include "switchyard/model/quantize.h"
 #include "verb.h"
 
 namespace switchyard::cli {
@@ -54,9 +55,9 @@ class ProgressBar {
 PerplexityResult Evaluate(const std::string& model, const std::string& text, size_t window,
                           const Settings& settings) {
   const LoadedModel loaded = LoadModel({.model = model, .act_dtype = "f32"}, settings);
-  const std::vector<int32_t> ids = OpenTokenizer(loaded.files)
-                                       ->Encode(text, {.add_special_tokens = false,
-                                                       .parse_special = false});
+  const std::vector<int32_t> ids =
+      OpenTokenizer(loaded.files)
+          ->Encode(text, {.add_special_tokens = false, .parse_special = false});
   return Perplexity(*loaded.executor, ids,
                     {.window = window, .chunk = PassTokens(loaded, settings)});
 }

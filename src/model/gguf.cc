@@ -836,7 +836,8 @@ std::optional<std::string> GgufModel::FindIn(const ModelFiles& files) {
 
 GgufModel GgufModel::Open(const std::shared_ptr<const ModelFiles>& files) {
   const auto name = FindIn(*files);
-  if (!name) Throw(ErrorCode::kNotFound, files->description(), "there is no .gguf file in this folder");
+  if (!name)
+    Throw(ErrorCode::kNotFound, files->description(), "there is no .gguf file in this folder");
   return Open(files, *name);
 }
 

@@ -524,8 +524,8 @@ void CheckSpecs(const std::string& file_name, std::span<const TensorSpec> tensor
   for (size_t i = 0; i < order.size(); ++i) {
     const TensorSpec& tensor = *order[i];
     const auto refuse = [&](std::string_view reason) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: tensor {}: {}", file_name, QuoteForMessage(tensor.name), reason));
+      throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: tensor {}: {}", file_name,
+                                                           QuoteForMessage(tensor.name), reason));
     };
     if (tensor.name.empty())
       throw Error(ErrorCode::kInvalidArgument,

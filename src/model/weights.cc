@@ -210,8 +210,8 @@ class Binder {
     Vector(prefix + "o_proj.bias", config_.hidden_size, attention.o_bias);
   }
 
-  // kv_b holds [Wk ; Wv] of each head. Wk is used transposed: copied. Wv is used where it lies if it
-  // is plain, else decoded to f32: no product reads blocks of codes from their middle.
+  // kv_b holds [Wk ; Wv] of each head. Wk is used transposed: copied. Wv is used where it lies if
+  // it is plain, else decoded to f32: no product reads blocks of codes from their middle.
   void BindKeysAndValues(const std::string& prefix, AttentionWeights& attention) {
     if (source_.Has(prefix + "k_b_proj.weight")) return BindSplitKeysAndValues(prefix, attention);
     const LatentAttention& latent = *config_.latent;
@@ -246,8 +246,13 @@ class Binder {
       source_.Use(name, bank);
       for (size_t h = 0; h < heads; ++h)
         out.push_back(WeightMatrix::Dense(Part(bank, h).data, bank.dtype, rows, cols));
-      matrices_.Note({name, std::string(DTypeName(bank.dtype)), {}, IsGgmlBlock(bank.dtype),
-                      heads * rows, cols, heads * rows * BytesOf(bank.dtype, cols)});
+      matrices_.Note({name,
+                      std::string(DTypeName(bank.dtype)),
+                      {},
+                      IsGgmlBlock(bank.dtype),
+                      heads * rows,
+                      cols,
+                      heads * rows * BytesOf(bank.dtype, cols)});
     };
     bind(prefix + "k_b_proj.weight", latent.kv_rank, latent.nope_dim, attention.key_up);
     bind(prefix + "v_b_proj.weight", latent.value_dim, latent.kv_rank, attention.value_up);
@@ -258,8 +263,8 @@ class Binder {
   }
 
   static WeightMatrix Decoded(const WeightMatrix& matrix, Owned& owned) {
-    auto* values = reinterpret_cast<float*>(
-        NewBytes(matrix.rows * matrix.cols * sizeof(float), owned));
+    auto* values =
+        reinterpret_cast<float*>(NewBytes(matrix.rows * matrix.cols * sizeof(float), owned));
     for (size_t n = 0; n < matrix.rows; ++n)
       quant::DecodeMatrixRow(matrix.AsBank(), 0, n, values + n * matrix.cols);
     return WeightMatrix::Dense(reinterpret_cast<const std::byte*>(values), DType::kF32, matrix.rows,
@@ -349,7 +354,8 @@ class Binder {
       for (int32_t expert : share.experts[moe_layer])
         is_mine.at(static_cast<size_t>(expert)) = true;
     }
-    experts_.push_back({&layer, std::make_unique<ExpertSet>(prefix, std::move(is_mine)), moe_layer});
+    experts_.push_back(
+        {&layer, std::make_unique<ExpertSet>(prefix, std::move(is_mine)), moe_layer});
     ExpertSet& set = *experts_.back().set;
     if (source_.Has(prefix + "gate_up_proj_blocks")) {
       BindMxfp4Experts(prefix, set);
@@ -428,7 +434,8 @@ class Binder {
     }
   }
 
-  // Banks of gate, up and down: GGUF. [E, I, H] twice, [E, H, I]; perhaps with biases [E, I], [E, H].
+  // Banks of gate, up and down: GGUF. [E, I, H] twice, [E, H, I]; perhaps with biases [E, I], [E,
+  // H].
   void BindBanks(const std::string& prefix, ExpertSet& set) {
     const size_t count = set.size();
     const size_t hidden = config_.hidden_size, inner = config_.moe_intermediate_size;
@@ -454,8 +461,8 @@ class Binder {
                 ExpertProduct& product) {
     if (set.is_mine(e)) {
       source_.Use(bank, part);
-      product.SetScheme(bank, matrices_.BindPart(fmt::format("{}.{}", bank, e), part,
-                                                 product.matrices[e]));
+      product.SetScheme(
+          bank, matrices_.BindPart(fmt::format("{}.{}", bank, e), part, product.matrices[e]));
     }
   }
 
@@ -519,8 +526,7 @@ class Binder {
     Transpose(last.dtype, last.data, hidden, inner, hidden, 1, copy + 2 * matrix * wide);
     set.gate.matrices[e] = WeightMatrix::Dense(copy, both.dtype, inner, hidden);
     set.up.matrices[e] = WeightMatrix::Dense(copy + matrix * wide, both.dtype, inner, hidden);
-    set.down.matrices[e] =
-        WeightMatrix::Dense(copy + 2 * matrix * wide, last.dtype, hidden, inner);
+    set.down.matrices[e] = WeightMatrix::Dense(copy + 2 * matrix * wide, last.dtype, hidden, inner);
     source_.Release(both);
     source_.Release(last);
   }
@@ -529,8 +535,13 @@ class Binder {
     for (size_t e = 0; e < set.size(); ++e) {
       if (!set.is_mine(e)) continue;
       const TensorView part = Part(bank, e);
-      matrices_.Note({fmt::format("{}.{}", name, e), std::string(DTypeName(bank.dtype)), {}, false,
-                      part.shape[0], part.shape[1], part.NumBytes()});
+      matrices_.Note({fmt::format("{}.{}", name, e),
+                      std::string(DTypeName(bank.dtype)),
+                      {},
+                      false,
+                      part.shape[0],
+                      part.shape[1],
+                      part.NumBytes()});
     }
   }
 
@@ -562,8 +573,8 @@ class Binder {
   Mxfp4Bank TakeMxfp4(const std::string& name, size_t rows, size_t cols, const ExpertSet& set) {
     if (cols % kMxBlock != 0) {
       throw Error(ErrorCode::kUnsupported,
-                  fmt::format("tensor {}_blocks: {} inputs are no multiple of the block of {}", name,
-                              cols, kMxBlock));
+                  fmt::format("tensor {}_blocks: {} inputs are no multiple of the block of {}",
+                              name, cols, kMxBlock));
     }
     constexpr DType kBytes[] = {DType::kU8};
     const size_t blocks = cols / kMxBlock;

@@ -121,8 +121,8 @@ class Cell {
                                       dtype == DType::kF8E4M3 ? 8 : std::ilogb(largest));
       scale = DecodeE8M0(EncodeE8M0(exponent));
     } else {
-      const float range = out_.format.has_zero ? range_.high - range_.low
-                                               : std::max(-range_.low, range_.high);
+      const float range =
+          out_.format.has_zero ? range_.high - range_.low : std::max(-range_.low, range_.high);
       scale = std::max(range / largest, scale_dtype == DType::kF16 ? 0x1p-14f : FLT_MIN);
     }
     out_.SetScale(i_, j_, scale);

@@ -29,8 +29,8 @@ struct PreTokenizer {
 // Null if the name is not known.
 const PreTokenizer* FindPreTokenizer(std::string_view name);
 
-// The best known name of what cuts words in this way, whatever it adds before a text; empty if there
-// is none.
+// The best known name of what cuts words in this way, whatever it adds before a text; empty if
+// there is none.
 std::string_view PreTokenizerNameOf(const PreTokenizer& wanted);
 
 // All names, separated by commas.

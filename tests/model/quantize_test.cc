@@ -33,8 +33,9 @@ using testing::ExpectError;
 using testing::ModelFolder;
 
 // The checkpoints of the repository, one of each family.
-const std::vector<std::string> kFamilies = {"olmoe_clip", "mixtral_swa", "qwen3_moe_with_tokenizer",
-                                            "deepseek_v3", "deepseek_v2_lite", "gpt_oss"};
+const std::vector<std::string> kFamilies = {
+    "olmoe_clip",  "mixtral_swa",      "qwen3_moe_with_tokenizer",
+    "deepseek_v3", "deepseek_v2_lite", "gpt_oss"};
 
 std::string ReadAll(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -172,8 +173,8 @@ void Replace(ModelFolder& folder, const FakeQuant& fake) {
 
 TEST_F(Quantize, GgufTypesComputeWhatTheirBlocksSay) {
   const std::map<std::string, DType> types = {
-      {"Q8_0", DType::kGgmlQ80}, {"q4_0", DType::kGgmlQ40}, {"Q4_1", DType::kGgmlQ41},
-      {"Q5_0", DType::kGgmlQ50}, {"Q5_1", DType::kGgmlQ51}, {"IQ4_NL", DType::kGgmlIq4Nl},
+      {"Q8_0", DType::kGgmlQ80},        {"q4_0", DType::kGgmlQ40}, {"Q4_1", DType::kGgmlQ41},
+      {"Q5_0", DType::kGgmlQ50},        {"Q5_1", DType::kGgmlQ51}, {"IQ4_NL", DType::kGgmlIq4Nl},
       {"gguf-mxfp4", DType::kGgmlMxFp4}};
   for (const auto& [scheme, dtype] : types) {
     const fs::path out = folder_ / (scheme + ".gguf");
@@ -205,7 +206,8 @@ TEST_F(Quantize, RowsThatBlocksDoNotDivideFallBackAndAreReported) {
   for (const char* scheme : {"q2_k", "q3_k", "q4_k", "q5_k", "q6_k"}) {
     const fs::path out = folder_ / (std::string(scheme) + ".gguf");
     const QuantizeReport report = Convert(Golden("olmoe_clip"), out, scheme);
-    const auto found = std::ranges::find(report.tensors, "blk.0.attn_q.weight", &TensorReport::name);
+    const auto found =
+        std::ranges::find(report.tensors, "blk.0.attn_q.weight", &TensorReport::name);
     ASSERT_NE(found, report.tensors.end());
     EXPECT_NE(found->note.find("48 inputs are no multiple of the block of 256"), std::string::npos)
         << found->note;
@@ -322,9 +324,8 @@ TEST_F(Quantize, TheReportSaysWhatChanged) {
     std::memcpy(&stored, tensor.bytes.data() + 2 * i, 2);
     values[i] = ToFloat(stored);
   }
-  const quant::QuantMatrix codes =
-      quant::QuantizeMatrix(ConstRows(values.data(), rows, cols),
-                            OnlineQuantization("w4a16_g32").scheme().weights);
+  const quant::QuantMatrix codes = quant::QuantizeMatrix(
+      ConstRows(values.data(), rows, cols), OnlineQuantization("w4a16_g32").scheme().weights);
   double errors = 0, squares = 0, largest = 0;
   for (size_t n = 0; n < rows; ++n) {
     quant::DecodeMatrixRow(codes.View().AsBank(), 0, n, row.data());
@@ -373,8 +374,8 @@ TEST_F(Quantize, AStoppedRunIsContinuedToTheSameBytes) {
       EXPECT_EQ(found, expected) << scheme;
     }
     QuantizeReport unbroken =
-        Convert(Golden("qwen3_moe_with_tokenizer"), folder_ / (std::string("third-") + scheme +
-                                                               (is_file ? ".gguf" : "")), scheme);
+        Convert(Golden("qwen3_moe_with_tokenizer"),
+                folder_ / (std::string("third-") + scheme + (is_file ? ".gguf" : "")), scheme);
     for (size_t i = 0; i < report.tensors.size(); ++i) {
       EXPECT_EQ(report.tensors[i].rms_error, unbroken.tensors[i].rms_error);
       EXPECT_EQ(report.tensors[i].max_error, unbroken.tensors[i].max_error);
@@ -408,7 +409,8 @@ TEST_F(Quantize, AKilledRunIsContinuedToTheSameBytes) {
   waitpid(pid, &status, 0);
   ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
   // A journal whose last line was cut short.
-  std::ofstream(folder_ / "b" / "m.gguf.partial" / ".switchyard-quantize", std::ios::app) << "77 0x";
+  std::ofstream(folder_ / "b" / "m.gguf.partial" / ".switchyard-quantize", std::ios::app)
+      << "77 0x";
   const QuantizeReport report = Convert(Golden("deepseek_v3"), out, "q5_1");
   EXPECT_GT(report.resumed_bytes, 0u);
   EXPECT_EQ(ReadAll(out), ReadAll(whole));
@@ -503,8 +505,8 @@ TEST_F(Quantize, OutputsThatCannotBe) {
 TEST_F(Quantize, NanIsNamed) {
   ModelFolder in(Golden("olmoe_clip"));
   const uint16_t nan = 0x7fc0;
-  std::memcpy(in.tensors.at("model.layers.1.mlp.experts.2.down_proj.weight").bytes.data() + 10, &nan,
-              2);
+  std::memcpy(in.tensors.at("model.layers.1.mlp.experts.2.down_proj.weight").bytes.data() + 10,
+              &nan, 2);
   in.Write();
   ExpectError(ErrorCode::kCorruptData, {"model.layers.1.mlp.experts.2.down_proj", "[0, 5]", "nan"},
               [&] { Convert(in.path(), folder_ / "x", "fp8_block"); });

@@ -20,6 +20,7 @@ struct QuantizeScheme {
   std::string_view summary;
   bool is_gguf = false;  // one GGUF file; otherwise a folder in Hugging Face layout
 };
+// All of them, folders first.
 std::span<const QuantizeScheme> QuantizeSchemes();
 
 // The scheme of this name, in any case; those of GGUF also under the name of their type ("Q4_K").
@@ -32,6 +33,7 @@ struct TextFile {
   std::string content;
 };
 
+// How a checkpoint is written.
 struct QuantizeOptions {
   std::string scheme;
   // Replace what is at OUT, and start anew where an unfinished run does not fit.
@@ -41,9 +43,9 @@ struct QuantizeOptions {
   std::function<void(GgufWriter& writer, size_t vocab_size)> add_tokenizer;
   // For a folder made from a GGUF file: its tokenizer.
   std::vector<TextFile> texts;
-  size_t shard_bytes = 5'000'000'000;          // most bytes of a .safetensors file with two tensors
-  size_t sync_bytes = size_t{256} << 20;       // written between two notes of what is complete
-  size_t max_batch_units = 4096;               // matrices between two calls of on_progress
+  size_t shard_bytes = 5'000'000'000;     // most bytes of a .safetensors file with two tensors
+  size_t sync_bytes = size_t{256} << 20;  // written between two notes of what is complete
+  size_t max_batch_units = 4096;          // matrices between two calls of on_progress
   // Called between tensors with bytes of output; false stops the run, which another one with the
   // same arguments continues.
   std::function<bool(size_t done_bytes, size_t all_bytes)> on_progress;
@@ -61,10 +63,12 @@ struct TensorReport {
   bool is_quantized = false;
 
   double bits_per_weight() const {
-    return elements == 0 ? 0 : 8.0 * static_cast<double>(bytes_after) / static_cast<double>(elements);
+    return elements == 0 ? 0
+                         : 8.0 * static_cast<double>(bytes_after) / static_cast<double>(elements);
   }
 };
 
+// What became of all of them.
 struct QuantizeReport {
   std::string scheme;
   std::vector<TensorReport> tensors;  // matrices and vectors, in the order of the output
@@ -74,13 +78,14 @@ struct QuantizeReport {
   size_t resumed_bytes = 0;  // of the output, that an earlier run had written
 
   double bits_per_weight() const {
-    return elements == 0 ? 0 : 8.0 * static_cast<double>(bytes_after) / static_cast<double>(elements);
+    return elements == 0 ? 0
+                         : 8.0 * static_cast<double>(bytes_after) / static_cast<double>(elements);
   }
 };
 
-// Reads the checkpoint `in` (a folder in Hugging Face layout, or a GGUF file) and writes it to `out`
-// in another scheme. A quantised checkpoint is decoded first, which adds its error to the new one:
-// the report warns of it.
+// Reads the checkpoint `in` (a folder in Hugging Face layout, or a GGUF file) and writes it to
+// `out` in another scheme. A quantised checkpoint is decoded first, which adds its error to the new
+// one: the report warns of it.
 //
 // The output is made in the folder `out`.partial and renamed when it is complete and on the disk.
 // That folder holds a journal of the tensors that are complete; a run that was stopped, killed or

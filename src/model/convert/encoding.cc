@@ -79,8 +79,8 @@ class Floats : public Encoding {
       kernels::ConvertFromF32(values.Row(n), values.cols, dtype_, bytes.data() + n * row_bytes);
     EncodedRows encoded;
     encoded.pieces.push_back(PlacedRows(0, first, place, row_bytes, std::move(bytes)));
-    encoded.matrix = WeightMatrix::Dense(encoded.pieces[0].bytes.data(), dtype_, values.rows,
-                                         values.cols);
+    encoded.matrix =
+        WeightMatrix::Dense(encoded.pieces[0].bytes.data(), dtype_, values.rows, values.cols);
     return encoded;
   }
 
@@ -110,8 +110,8 @@ class GgmlBlocks : public Encoding {
     }
     EncodedRows encoded;
     encoded.pieces.push_back(PlacedRows(0, first, place, row_bytes, std::move(bytes)));
-    encoded.matrix = WeightMatrix::Dense(encoded.pieces[0].bytes.data(), dtype_, values.rows,
-                                         values.cols);
+    encoded.matrix =
+        WeightMatrix::Dense(encoded.pieces[0].bytes.data(), dtype_, values.rows, values.cols);
     return encoded;
   }
 
@@ -200,8 +200,7 @@ class PackQuantized : public Quantized {
     const std::vector<int32_t> words = quant::ExportWna16(codes);
     const size_t scale_row = codes.scale_stride * DTypeBytes(codes.format.scale_dtype);
     std::vector<EncodedPiece> pieces;
-    pieces.push_back(PlacedRows(0, first, place, codes.cols / 2,
-                                BytesOfValues<int32_t>(words)));
+    pieces.push_back(PlacedRows(0, first, place, codes.cols / 2, BytesOfValues<int32_t>(words)));
     pieces.push_back(PlacedRows(1, first, place, scale_row, codes.scale));
     if (first == 0) {
       const int64_t shape[] = {static_cast<int64_t>(rows), static_cast<int64_t>(codes.cols)};
@@ -216,8 +215,7 @@ class PackQuantized : public Quantized {
 template <typename T>
 EncodedPiece Columns(size_t tensor, size_t first, size_t count, size_t all,
                      const std::vector<T>& values) {
-  return {tensor, first * sizeof(T), count * sizeof(T), all * sizeof(T),
-          BytesOfValues<T>(values)};
+  return {tensor, first * sizeof(T), count * sizeof(T), all * sizeof(T), BytesOfValues<T>(values)};
 }
 
 class Awq : public Quantized {
@@ -303,9 +301,7 @@ std::unique_ptr<Encoding> CodesEncoding(const CodesLayout& layout) {
 std::unique_ptr<Encoding> PackQuantizedEncoding(const WeightQuant& how) {
   return std::make_unique<PackQuantized>(how);
 }
-std::unique_ptr<Encoding> AwqEncoding(const WeightQuant& how) {
-  return std::make_unique<Awq>(how);
-}
+std::unique_ptr<Encoding> AwqEncoding(const WeightQuant& how) { return std::make_unique<Awq>(how); }
 std::unique_ptr<Encoding> GptqEncoding(size_t group) { return std::make_unique<Gptq>(group); }
 
 }  // namespace switchyard

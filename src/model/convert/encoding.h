@@ -23,7 +23,8 @@ struct EncodedTensor {
   Shape shape;
 };
 
-// Bytes for one tensor: runs of `run_bytes`, which lie `stride` apart in the tensor from `offset` on.
+// Bytes for one tensor: runs of `run_bytes`, which lie `stride` apart in the tensor from `offset`
+// on.
 struct EncodedPiece {
   size_t tensor = 0;  // index in Encoding::Tensors
   size_t offset = 0;

@@ -20,9 +20,7 @@ using nlohmann::ordered_json;
 
 constexpr std::string_view kIndexName = "model.safetensors.index.json";
 
-bool IsFloat(DType dtype) {
-  return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end();
-}
+bool IsFloat(DType dtype) { return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end(); }
 
 // Weights, what describes how they are stored, and what the plan writes anew.
 bool IsReplaced(std::string_view name) {
@@ -97,8 +95,8 @@ class Planner {
       Bank(part, unit);
     } else {
       for (const EncodedTensor& tensor : unit.encoding->Tensors(part.rows, part.cols))
-        unit.tensors.push_back(Tensor(fmt::format("{}.{}", module, tensor.suffix), tensor.dtype,
-                                      tensor.shape));
+        unit.tensors.push_back(
+            Tensor(fmt::format("{}.{}", module, tensor.suffix), tensor.dtype, tensor.shape));
     }
     plan_.units.push_back(std::move(unit));
   }
@@ -120,9 +118,8 @@ class Planner {
     const size_t step = down ? 1 : 2;
     const std::string name = part.module + (down ? "down_proj" : "gate_up_proj");
     unit.name = name;
-    unit.place = {part.expert * part.rows * step +
-                      (part.product == ModelPart::Product::kUp ? 1 : 0),
-                  step};
+    unit.place = {
+        part.expert * part.rows * step + (part.product == ModelPart::Product::kUp ? 1 : 0), step};
     std::vector<size_t>& tensors = banks_[name];
     if (tensors.empty()) {
       for (const EncodedTensor& tensor : unit.encoding->Tensors(part.rows * step, part.cols)) {
@@ -217,9 +214,9 @@ class Planner {
       shards.back().insert(shards.back().end(), fresh.begin(), fresh.end());
     }
     for (size_t i = 0; i < shards.size(); ++i) {
-      const std::string name =
-          shards.size() == 1 ? std::string("model.safetensors")
-                             : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+      const std::string name = shards.size() == 1 ? std::string("model.safetensors")
+                                                  : fmt::format("model-{:05}-of-{:05}.safetensors",
+                                                                i + 1, shards.size());
       Shard(name, shards[i]);
     }
     if (shards.size() > 1) WriteIndex();

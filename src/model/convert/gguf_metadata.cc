@@ -128,8 +128,7 @@ void SetDeepseek(const ModelConfig& config, Keys& keys) {
   keys.Count("leading_dense_block_count", dense);
   keys.Count("feed_forward_length", config.dense_intermediate_size);
   keys.Count("expert_feed_forward_length", config.moe_intermediate_size);
-  keys.Count("expert_shared_count",
-             config.shared_intermediate_size / config.moe_intermediate_size);
+  keys.Count("expert_shared_count", config.shared_intermediate_size / config.moe_intermediate_size);
   keys.Number("expert_weights_scale", config.routed_scaling_factor);
   keys.Flag("expert_weights_norm", config.renormalize);
   keys.Count("expert_gating_func",

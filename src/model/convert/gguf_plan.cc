@@ -48,7 +48,8 @@ class SharedMatrix {
 std::unique_ptr<SourceMatrix> Derived(const std::shared_ptr<SharedMatrix>& shared, size_t rows,
                                       size_t cols, SourceMatrix::Read read) {
   const SourceMatrix& from = shared->Bind();
-  const size_t bytes = from.bytes() * (rows * cols) / std::max<size_t>(1, from.rows() * from.cols());
+  const size_t bytes =
+      from.bytes() * (rows * cols) / std::max<size_t>(1, from.rows() * from.cols());
   auto matrix = std::make_unique<SourceMatrix>(rows, cols, from.format(), bytes);
   matrix->set_load([shared] { shared->Load(); });
   matrix->set_read(std::move(read));
@@ -136,8 +137,7 @@ class Planner {
   void Part(const ModelPart& part) {
     switch (part.kind) {
       case Kind::kLatentUp: return LatentUp(part);
-      case Kind::kVector:
-        return Add(part, NameOf(part.module), DType::kF32, {}, Shape{part.cols});
+      case Kind::kVector: return Add(part, NameOf(part.module), DType::kF32, {}, Shape{part.cols});
       case Kind::kExpertBias:
         return Add(part, NameOf(part.module + ProductName(part.product) + "_bias"), DType::kF32, {},
                    Shape{part.rows, part.cols});
@@ -188,14 +188,14 @@ class Planner {
     const size_t dim = source_.config().head_dim;
     const auto shared = std::make_shared<SharedMatrix>(plan_.units.back().bind);
     plan_.units.back().bind = [shared, dim, rows = part.rows, cols = part.cols] {
-      return Derived(shared, rows, cols, [shared, dim, cols](size_t first, size_t count,
-                                                             float* out) {
-        for (size_t n = 0; n < count; ++n) {
-          const size_t head = (first + n) / dim, row = (first + n) % dim;
-          const size_t from = head * dim + row % 2 * (dim / 2) + row / 2;
-          shared->matrix().ReadRows(from, 1, out + n * cols);
-        }
-      });
+      return Derived(shared, rows, cols,
+                     [shared, dim, cols](size_t first, size_t count, float* out) {
+                       for (size_t n = 0; n < count; ++n) {
+                         const size_t head = (first + n) / dim, row = (first + n) % dim;
+                         const size_t from = head * dim + row % 2 * (dim / 2) + row / 2;
+                         shared->matrix().ReadRows(from, 1, out + n * cols);
+                       }
+                     });
     };
   }
 
@@ -284,8 +284,8 @@ ConvertPlan PlanGguf(ConvertSource& source, const QuantizeScheme& scheme,
                      const QuantizeOptions& options, const std::string& file_name) {
   Planner planner(source, scheme);
   const std::string model_name = file_name.substr(0, file_name.rfind('.'));
-  ConvertPlan plan = source.gguf() != nullptr ? planner.FromGguf()
-                                              : planner.FromFolder(options, model_name);
+  ConvertPlan plan =
+      source.gguf() != nullptr ? planner.FromGguf() : planner.FromFolder(options, model_name);
   planner.LayOut(plan, file_name);
   return plan;
 }

@@ -123,9 +123,8 @@ std::string HubConfigOf(const ModelConfig& config) {
   json["max_position_embeddings"] = config.max_positions;
   json["rms_norm_eps"] = config.norm_eps;
   json["rope_theta"] = config.rope.theta;
-  json["rope_scaling"] = config.rope.kind == RopeConfig::Kind::kDefault
-                             ? ordered_json(nullptr)
-                             : RopeScaling(config.rope);
+  json["rope_scaling"] = config.rope.kind == RopeConfig::Kind::kDefault ? ordered_json(nullptr)
+                                                                        : RopeScaling(config.rope);
   // Mixtral knows no such field.
   if (config.architecture != "mixtral") json["attention_bias"] = config.attention_bias;
   json["tie_word_embeddings"] = config.tie_word_embeddings;

@@ -13,8 +13,8 @@ struct ModelPart {
   enum class Kind {
     kEmbedding,
     kHead,
-    kLinear,   // of attention and of dense and shared MLPs
-    kExpert,   // one product of one expert
+    kLinear,  // of attention and of dense and shared MLPs
+    kExpert,  // one product of one expert
     kRouter,
     kLatentUp,   // kv_b_proj: it is split into the keys' and the values' matrices before it is used
     kVector,     // norms, biases, sinks: one row
@@ -23,12 +23,13 @@ struct ModelPart {
   enum class Product { kGate, kUp, kDown };
 
   Kind kind = Kind::kLinear;
-  std::string module;  // without ".weight"; of vectors the whole name; of experts the prefix "….experts."
+  std::string
+      module;  // without ".weight"; of vectors the whole name; of experts the prefix "….experts."
   size_t rows = 0;
   size_t cols = 0;
   size_t layer = 0;
-  size_t expert = 0;                  // of kExpert
-  Product product = Product::kGate;   // of kExpert, kExpertBias
+  size_t expert = 0;                 // of kExpert
+  Product product = Product::kGate;  // of kExpert, kExpertBias
 
   bool is_matrix() const { return kind != Kind::kVector && kind != Kind::kExpertBias; }
 };

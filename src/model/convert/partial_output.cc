@@ -222,8 +222,7 @@ void PartialOutput::OpenFiles() {
 void PartialOutput::WriteAt(int fd, size_t offset, std::span<const std::byte> bytes,
                             const std::string& name) {
   while (!bytes.empty()) {
-    const ssize_t written =
-        ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    const ssize_t written = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) Throw(errno, name);
     bytes = bytes.subspan(static_cast<size_t>(written));
@@ -235,8 +234,7 @@ void PartialOutput::Write(const OutputTensor& tensor, const EncodedPiece& piece)
   const std::span<const std::byte> bytes(piece.bytes);
   const std::string& name = plan_.files[tensor.file].name;
   size_t offset = tensor.offset + piece.offset;
-  if (piece.run_bytes == piece.stride)
-    return WriteAt(fds_[tensor.file], offset, bytes, name);
+  if (piece.run_bytes == piece.stride) return WriteAt(fds_[tensor.file], offset, bytes, name);
   for (size_t at = 0; at < bytes.size(); at += piece.run_bytes, offset += piece.stride)
     WriteAt(fds_[tensor.file], offset, bytes.subspan(at, piece.run_bytes), name);
 }
@@ -263,8 +261,7 @@ void PartialOutput::AddText(const TextFile& text) {
 }
 
 void PartialOutput::AddCopy(const std::string& name, std::span<const std::byte> bytes) {
-  const int fd =
-      ::open((folder_ / name).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  const int fd = ::open((folder_ / name).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) Throw(errno, name);
   try {
     WriteAt(fd, 0, bytes, name);

@@ -48,8 +48,8 @@ struct ConvertPlan {
   std::vector<std::unique_ptr<Encoding>> encodings;
   std::vector<OutputTensor> tensors;
   std::vector<ConvertUnit> units;
-  std::vector<OutputFile> files;  // with tensors
-  std::vector<TextFile> texts;  // written as a whole
+  std::vector<OutputFile> files;    // with tensors
+  std::vector<TextFile> texts;      // written as a whole
   std::vector<std::string> copies;  // files of the input that are taken over
   std::vector<std::string> warnings;
 

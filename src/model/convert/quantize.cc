@@ -55,8 +55,7 @@ uint64_t InputHash(const fs::path& in, const ModelFiles& files) {
     const fs::path file = folder / name;
     hash.Add(name);
     hash.Add(static_cast<uint64_t>(fs::file_size(file, ignored)));
-    hash.Add(static_cast<uint64_t>(
-        fs::last_write_time(file, ignored).time_since_epoch().count()));
+    hash.Add(static_cast<uint64_t>(fs::last_write_time(file, ignored).time_since_epoch().count()));
   }
   return hash.value();
 }
@@ -307,8 +306,8 @@ QuantizeReport MakeReport(const ConvertPlan& plan, const Converter& converter) {
 void ProveGguf(const ConvertSource& source, const ConvertPlan& plan, PartialOutput& output) {
   if (source.gguf() != nullptr) return;
   try {
-    RequireSameConfig(source.config(), Model::ReadConfig(OpenGgufFiles(
-                                           output.folder() / plan.files.front().name)));
+    RequireSameConfig(source.config(),
+                      Model::ReadConfig(OpenGgufFiles(output.folder() / plan.files.front().name)));
   } catch (...) {
     output.Discard();
     throw;
@@ -322,9 +321,8 @@ QuantizeReport QuantizeCheckpoint(const fs::path& in, const fs::path& out,
   const QuantizeScheme& scheme = FindQuantizeScheme(options.scheme);
   RequireOutput(in, out, scheme.is_gguf, options.force);
   const std::unique_ptr<ConvertSource> source = ConvertSource::Open(in);
-  ConvertPlan plan = scheme.is_gguf
-                         ? PlanGguf(*source, scheme, options, out.filename().string())
-                         : PlanFolder(*source, scheme, options);
+  ConvertPlan plan = scheme.is_gguf ? PlanGguf(*source, scheme, options, out.filename().string())
+                                    : PlanFolder(*source, scheme, options);
   for (ConvertUnit& unit : plan.units) unit.bytes_after = BytesAfter(plan, unit);
   if (source->is_quantized()) {
     plan.warnings.insert(plan.warnings.begin(),

@@ -21,9 +21,7 @@ using Product = ModelPart::Product;
 
 constexpr size_t kMxBlock = 32;
 
-bool IsFloat(DType dtype) {
-  return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end();
-}
+bool IsFloat(DType dtype) { return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end(); }
 
 // A source whose matrices are not read: to prove that every tensor is there.
 template <typename Source>
@@ -75,8 +73,7 @@ SourceMatrix::Read ReaderOf(const WeightMatrix& matrix) {
 
 std::unique_ptr<ConvertSource> ConvertSource::Open(const std::filesystem::path& path) {
   std::unique_ptr<ConvertSource> source(new ConvertSource());
-  source->files_ = path.extension() == ".gguf" ? OpenGgufFiles(path)
-                                               : ModelFiles::OpenFolder(path);
+  source->files_ = path.extension() == ".gguf" ? OpenGgufFiles(path) : ModelFiles::OpenFolder(path);
   source->config_ = Model::ReadConfig(source->files_);
   if (IsGgufModel(*source->files_)) {
     source->gguf_ = std::make_unique<GgufModel>(GgufModel::Open(source->files_));
@@ -270,9 +267,9 @@ std::unique_ptr<SourceMatrix> ConvertSource::BindMxfp4(const ModelPart& part,
   const size_t first = part.product == Product::kUp ? 1 : 0;
   const size_t groups = part.cols / kMxBlock;
   const size_t bank_rows = part.rows * step;
-  WeightMatrix matrix = WeightMatrix::Dense(
-      blocks.data + (part.expert * bank_rows + first) * part.cols / 2, DType::kF4E2M1, part.rows,
-      part.cols);
+  WeightMatrix matrix =
+      WeightMatrix::Dense(blocks.data + (part.expert * bank_rows + first) * part.cols / 2,
+                          DType::kF4E2M1, part.rows, part.cols);
   matrix.stride = step * part.cols;
   matrix.format.scale_dtype = DType::kF8E8M0;
   matrix.format.scale_rows = 1;
@@ -295,8 +292,7 @@ std::unique_ptr<SourceMatrix> ConvertSource::BindExpert(const ModelPart& part) {
   if (layout == Experts::kBanks) {
     const TensorView bank = Bank(prefix + ProductName(part.product));
     const size_t bytes = part.rows * BytesOf(bank.dtype, part.cols);
-    const TensorView view{bank.data + part.expert * bytes, bank.dtype,
-                          Shape{part.rows, part.cols}};
+    const TensorView view{bank.data + part.expert * bytes, bank.dtype, Shape{part.rows, part.cols}};
     return BindTensor(view);
   }
   const TensorView bank = Bank(prefix + (down ? "down_proj" : "gate_up_proj"));
@@ -307,9 +303,9 @@ std::unique_ptr<SourceMatrix> ConvertSource::BindExpert(const ModelPart& part) {
   const size_t bytes = part.rows * part.cols * element;
   const std::string format(DTypeName(bank.dtype));
   if (layout == Experts::kStacked) {
-    return FromMatrix(WeightMatrix::Dense(pages.data + (is_up ? bytes : 0), bank.dtype, part.rows,
-                                          part.cols),
-                      format, bytes, pages);
+    return FromMatrix(
+        WeightMatrix::Dense(pages.data + (is_up ? bytes : 0), bank.dtype, part.rows, part.cols),
+        format, bytes, pages);
   }
   auto matrix = std::make_unique<SourceMatrix>(part.rows, part.cols, format, bytes);
   const size_t step = down ? 1 : 2;
@@ -327,9 +323,8 @@ std::unique_ptr<SourceMatrix> ConvertSource::BindBias(const ModelPart& part) {
   const TensorView bank = Bank(prefix + (down ? "down_proj_bias" : "gate_up_proj_bias"));
   if (down) return BindTensor(bank);
   const size_t first = part.product == Product::kUp ? 1 : 0;
-  auto bias = std::make_unique<SourceMatrix>(part.rows, part.cols,
-                                             std::string(DTypeName(bank.dtype)),
-                                             bank.NumBytes() / 2);
+  auto bias = std::make_unique<SourceMatrix>(
+      part.rows, part.cols, std::string(DTypeName(bank.dtype)), bank.NumBytes() / 2);
   bias->set_read([bank, first, cols = part.cols](size_t row, size_t count, float* out) {
     std::vector<float> both(2 * cols);
     for (size_t n = 0; n < count; ++n) {
@@ -348,26 +343,26 @@ std::unique_ptr<SourceMatrix> ConvertSource::BindJoinedLatent(const ModelPart& p
   const TensorView values = Bank(prefix + "v_b_proj.weight");
   const size_t nope = config_.latent->nope_dim, value = config_.latent->value_dim;
   const size_t rank = config_.latent->kv_rank;
-  auto joined = std::make_unique<SourceMatrix>(
-      part.rows, part.cols, std::string(DTypeName(keys.dtype)), keys.NumBytes() + values.NumBytes());
-  joined->set_read([=, key_matrix = WeightMatrix::Dense(keys.data, keys.dtype,
-                                                        keys.NumElements() / nope, nope),
-                    value_matrix = WeightMatrix::Dense(values.data, values.dtype,
-                                                       values.NumElements() / rank, rank)](
-                       size_t first, size_t count, float* out) {
-    std::vector<float> head(rank * nope);
-    size_t decoded = SIZE_MAX;
-    for (size_t n = 0; n < count; ++n) {
-      const size_t h = (first + n) / (nope + value), row = (first + n) % (nope + value);
-      if (row >= nope) {
-        ReaderOf(value_matrix)(h * value + row - nope, 1, out + n * rank);
-        continue;
-      }
-      if (decoded != h) ReaderOf(key_matrix)(h * rank, rank, head.data());
-      decoded = h;
-      for (size_t k = 0; k < rank; ++k) out[n * rank + k] = head[k * nope + row];
-    }
-  });
+  auto joined =
+      std::make_unique<SourceMatrix>(part.rows, part.cols, std::string(DTypeName(keys.dtype)),
+                                     keys.NumBytes() + values.NumBytes());
+  joined->set_read(
+      [=, key_matrix = WeightMatrix::Dense(keys.data, keys.dtype, keys.NumElements() / nope, nope),
+       value_matrix = WeightMatrix::Dense(values.data, values.dtype, values.NumElements() / rank,
+                                          rank)](size_t first, size_t count, float* out) {
+        std::vector<float> head(rank * nope);
+        size_t decoded = SIZE_MAX;
+        for (size_t n = 0; n < count; ++n) {
+          const size_t h = (first + n) / (nope + value), row = (first + n) % (nope + value);
+          if (row >= nope) {
+            ReaderOf(value_matrix)(h * value + row - nope, 1, out + n * rank);
+            continue;
+          }
+          if (decoded != h) ReaderOf(key_matrix)(h * rank, rank, head.data());
+          decoded = h;
+          for (size_t k = 0; k < rank; ++k) out[n * rank + k] = head[k * nope + row];
+        }
+      });
   return joined;
 }
 
@@ -381,17 +376,17 @@ bool ConvertSource::IsInterleaved(const ModelPart& part) const {
 // The rows in the order of hub checkpoints.
 std::unique_ptr<SourceMatrix> ConvertSource::BindInterleaved(const ModelPart& part) {
   const std::shared_ptr<SourceMatrix> stored = BindModule(part.module, part.rows, part.cols);
-  auto matrix = std::make_unique<SourceMatrix>(part.rows, part.cols, stored->format(),
-                                               stored->bytes());
+  auto matrix =
+      std::make_unique<SourceMatrix>(part.rows, part.cols, stored->format(), stored->bytes());
   matrix->set_load([stored] { stored->Load(); });
-  matrix->set_read([stored, dim = config_.head_dim, cols = part.cols](size_t first, size_t count,
-                                                                      float* out) {
-    for (size_t n = 0; n < count; ++n) {
-      const size_t head = (first + n) / dim, row = (first + n) % dim;
-      const size_t from = head * dim + row % (dim / 2) * 2 + row / (dim / 2);
-      stored->ReadRows(from, 1, out + n * cols);
-    }
-  });
+  matrix->set_read(
+      [stored, dim = config_.head_dim, cols = part.cols](size_t first, size_t count, float* out) {
+        for (size_t n = 0; n < count; ++n) {
+          const size_t head = (first + n) / dim, row = (first + n) % dim;
+          const size_t from = head * dim + row % (dim / 2) * 2 + row / (dim / 2);
+          stored->ReadRows(from, 1, out + n * cols);
+        }
+      });
   matrix->set_release([stored] { stored->Release(); });
   return matrix;
 }

@@ -78,14 +78,15 @@ class ConvertSource {
   const ModelConfig& config() const { return config_; }
   const ModelFiles& files() const { return *files_; }
   const std::shared_ptr<const ModelFiles>& shared_files() const { return files_; }
-  const GgufModel* gguf() const { return gguf_.get(); }             // null for a folder
+  const GgufModel* gguf() const { return gguf_.get(); }               // null for a folder
   const Checkpoint* checkpoint() const { return checkpoint_.get(); }  // null for a GGUF model
   // Whether linear layers or experts are stored in a quantised scheme.
   bool is_quantized() const;
 
   // The type in which a part is stored, or BF16 if it is quantised.
   DType KeptDType(const ModelPart& part) const;
-  // Names of the tensors that a matrix is made of, in the folder; the banks that hold it among others.
+  // Names of the tensors that a matrix is made of, in the folder; the banks that hold it among
+  // others.
   std::vector<std::string> TensorNames(const ModelPart& part) const;
   // Binds one part of PartsOf(config()). Not thread-safe; each part once.
   std::unique_ptr<SourceMatrix> Bind(const ModelPart& part);

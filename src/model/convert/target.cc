@@ -52,10 +52,10 @@ struct FileType {
   uint32_t number;
 };
 constexpr FileType kFileTypes[] = {
-    {DType::kF32, 0},      {DType::kF16, 1},      {DType::kGgmlQ40, 2},  {DType::kGgmlQ41, 3},
-    {DType::kGgmlQ80, 7},  {DType::kGgmlQ50, 8},  {DType::kGgmlQ51, 9},  {DType::kGgmlQ2K, 10},
-    {DType::kGgmlQ3K, 11}, {DType::kGgmlQ4K, 14}, {DType::kGgmlQ5K, 16}, {DType::kGgmlQ6K, 18},
-    {DType::kGgmlIq4Nl, 25}, {DType::kBF16, 32},  {DType::kGgmlMxFp4, 38},
+    {DType::kF32, 0},        {DType::kF16, 1},      {DType::kGgmlQ40, 2},    {DType::kGgmlQ41, 3},
+    {DType::kGgmlQ80, 7},    {DType::kGgmlQ50, 8},  {DType::kGgmlQ51, 9},    {DType::kGgmlQ2K, 10},
+    {DType::kGgmlQ3K, 11},   {DType::kGgmlQ4K, 14}, {DType::kGgmlQ5K, 16},   {DType::kGgmlQ6K, 18},
+    {DType::kGgmlIq4Nl, 25}, {DType::kBF16, 32},    {DType::kGgmlMxFp4, 38},
 };
 
 std::string Lower(std::string_view text) {
@@ -191,9 +191,9 @@ const QuantizeScheme& FindQuantizeScheme(std::string_view name) {
     // "bf16" is the folder's, and "mxfp4" too; the table has them first.
     if (scheme.name == gguf) return scheme;
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("--scheme: there is no scheme {}; there are {}", QuoteForMessage(name),
-                          known));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("--scheme: there is no scheme {}; there are {}", QuoteForMessage(name), known));
 }
 
 std::unique_ptr<Encoding> FolderEncoding(std::string_view scheme, const ModelConfig& config) {
@@ -283,8 +283,8 @@ GgufChoice ChooseGgufType(const GgufTarget& target, GgufRole role, size_t cols) 
     choice = {DType::kGgmlQ6K, "the output matrix is Q6_K"};
   }
   if (cols % DTypeBlock(choice.dtype) == 0) return choice;
-  const std::string why = fmt::format("{} inputs are no multiple of the block of {}", cols,
-                                      DTypeBlock(choice.dtype));
+  const std::string why =
+      fmt::format("{} inputs are no multiple of the block of {}", cols, DTypeBlock(choice.dtype));
   choice = {SmallBlocks(choice.dtype), why};
   if (cols % DTypeBlock(choice.dtype) != 0) choice.dtype = DType::kF16;
   return choice;

@@ -1,4 +1,5 @@
-// The schemes that can be written: which matrices take part, and what describes them in config.json.
+// The schemes that can be written: which matrices take part, and what describes them in
+// config.json.
 #pragma once
 
 #include <memory>
@@ -21,7 +22,7 @@ std::unique_ptr<Encoding> FolderEncoding(std::string_view scheme, const ModelCon
 
 // Modules that stay floats.
 struct LeftOut {
-  std::vector<std::string> modules;          // but experts
+  std::vector<std::string> modules;  // but experts
   std::vector<std::string> expert_modules;
   std::vector<std::string> expert_products;  // "down_proj": of all experts
 
@@ -36,8 +37,8 @@ bool TakesPart(std::string_view scheme, const ModelConfig& config, ModelPart::Ki
 
 // A type of a GGUF file.
 struct GgufTarget {
-  DType dtype = DType::kF32;   // of most matrices
-  uint32_t file_type = 0;      // general.file_type
+  DType dtype = DType::kF32;  // of most matrices
+  uint32_t file_type = 0;     // general.file_type
 };
 GgufTarget GgufTargetOf(std::string_view scheme);
 
@@ -50,8 +51,8 @@ struct GgufChoice {
   std::string note;
 };
 // As llama.cpp's quantiser without mixtures chooses: the output matrix, or the embedding that
-// serves as one, is Q6_K at least; routers are F32; MXFP4 is for experts, the rest is then Q8_0; and
-// where blocks of 256 do not divide a row, a type of blocks of 32 of about the same size (Q2_K,
+// serves as one, is Q6_K at least; routers are F32; MXFP4 is for experts, the rest is then Q8_0;
+// and where blocks of 256 do not divide a row, a type of blocks of 32 of about the same size (Q2_K,
 // Q3_K: IQ4_NL; Q4_K: Q5_0; Q5_K: Q5_1; Q6_K: Q8_0), or else F16.
 GgufChoice ChooseGgufType(const GgufTarget& target, GgufRole role, size_t cols);
 
