@@ -33,6 +33,7 @@ constexpr VerbRow kVerbs[] = {
     {"logits", "logits of every position, to a file", &SetUpLogits, true},
     {"tokenize", "text to token ids and back, chat templates", &SetUpTokenize},
     {"inspect", "what is in a checkpoint and how it would be computed", &SetUpInspect, true},
+    {"quantize", "write a checkpoint in another scheme", &SetUpQuantize},
     {"replay", "compute recorded MoE-layer cases again and compare", &SetUpReplay, true},
     {"simulate", "predict step time and traffic of layouts that do not fit here", &SetUpSimulate},
     {"info", "this machine and this build", &SetUpInfo},

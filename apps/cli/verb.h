@@ -18,6 +18,7 @@ std::function<int()> SetUpLogits(CLI::App& app, Settings& settings);
 std::function<int()> SetUpEval(CLI::App& app, Settings& settings);
 std::function<int()> SetUpTokenize(CLI::App& app, Settings& settings);
 std::function<int()> SetUpInspect(CLI::App& app, Settings& settings);
+std::function<int()> SetUpQuantize(CLI::App& app, Settings& settings);
 std::function<int()> SetUpBench(CLI::App& app, Settings& settings);
 std::function<int()> SetUpReplay(CLI::App& app, Settings& settings);
 std::function<int()> SetUpSimulate(CLI::App& app, Settings& settings);

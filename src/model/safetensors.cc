@@ -515,7 +515,95 @@ std::string ToJsonString(const std::string& path, const std::string& text) {
   }
 }
 
+// Errors: kInvalidArgument naming the first tensor whose name or size cannot be written.
+void CheckSpecs(const std::string& file_name, std::span<const TensorSpec> tensors) {
+  std::vector<const TensorSpec*> order;
+  for (const TensorSpec& tensor : tensors) order.push_back(&tensor);
+  std::sort(order.begin(), order.end(),
+            [](const TensorSpec* a, const TensorSpec* b) { return a->name < b->name; });
+  for (size_t i = 0; i < order.size(); ++i) {
+    const TensorSpec& tensor = *order[i];
+    const auto refuse = [&](std::string_view reason) {
+      throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: tensor {}: {}", file_name,
+                                                           QuoteForMessage(tensor.name), reason));
+    };
+    if (tensor.name.empty())
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: a tensor has an empty name", file_name));
+    if (tensor.name.find('\0') != std::string::npos) refuse("the name contains NUL");
+    if (tensor.name == kMetadataKey) refuse("the name is reserved");
+    if (i > 0 && tensor.name == order[i - 1]->name) refuse("is there twice");
+    size_t num_bytes = 0;
+    if (!tensor.shape.NumElements(num_bytes) ||
+        __builtin_mul_overflow(num_bytes, DTypeBytes(tensor.dtype), &num_bytes))
+      refuse(fmt::format("the size of shape {} overflows", tensor.shape.ToString()));
+  }
+}
+
+// Indices of tensors in the order of the file. Wide elements first, so that with a header padded to
+// 8 bytes every tensor is aligned; otherwise as given.
+std::vector<size_t> OrderInFile(std::span<const TensorSpec> tensors) {
+  std::vector<size_t> order(tensors.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return DTypeBytes(tensors[a].dtype) > DTypeBytes(tensors[b].dtype);
+  });
+  return order;
+}
+
+size_t BytesOfSpec(const TensorSpec& tensor) {
+  size_t count = 0;
+  tensor.shape.NumElements(count);
+  return count * DTypeBytes(tensor.dtype);
+}
+
 }  // namespace
+
+SafetensorsLayout LayOutSafetensors(const std::string& file_name,
+                                    std::span<const TensorSpec> tensors,
+                                    const std::map<std::string, std::string>& metadata) {
+  CheckSpecs(file_name, tensors);
+  std::string header = "{";
+  if (!metadata.empty()) {
+    header += fmt::format("\"{}\":{{", kMetadataKey);
+    for (const auto& [key, value] : metadata) {
+      if (header.back() != '{') header += ',';
+      header += ToJsonString(file_name, key) + ":" + ToJsonString(file_name, value);
+    }
+    header += '}';
+  }
+  SafetensorsLayout layout;
+  layout.offsets.resize(tensors.size());
+  size_t offset = 0;
+  for (size_t i : OrderInFile(tensors)) {
+    const TensorSpec& tensor = tensors[i];
+    size_t end = 0;
+    if (__builtin_add_overflow(offset, BytesOfSpec(tensor), &end))
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: the sum of all tensors overflows", file_name));
+    std::string shape = tensor.shape.ToString();
+    std::erase(shape, ' ');
+    if (header.size() > 1) header += ',';
+    header += fmt::format("{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}",
+                          ToJsonString(file_name, tensor.name), DTypeName(tensor.dtype), shape,
+                          offset, end);
+    layout.offsets[i] = offset;
+    offset = end;
+  }
+  header += '}';
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  if (header.size() > SafetensorsFile::kMaxHeaderBytes) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the header would have {} bytes, and at most {} are allowed",
+                            file_name, header.size(), SafetensorsFile::kMaxHeaderBytes));
+  }
+  for (size_t i = 0; i < kPrefixBytes; ++i)
+    layout.header += static_cast<char>(static_cast<uint64_t>(header.size()) >> (8 * i) & 0xff);
+  layout.header += header;
+  for (size_t& at : layout.offsets) at += layout.header.size();
+  layout.file_bytes = layout.header.size() + offset;
+  return layout;
+}
 
 void WriteSafetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                       const std::map<std::string, std::string>& metadata) {
@@ -523,77 +611,22 @@ void WriteSafetensors(const std::filesystem::path& path, std::span<const NamedTe
   const auto refuse = [&](const std::string& reason) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}", path_text, reason));
   };
-  if (!path.has_filename()) refuse("is a folder, expected the name of a file");
   std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored))
+  if (!path.has_filename() || std::filesystem::is_directory(path, ignored))
     refuse("is a folder, expected the name of a file");
 
-  // Wide elements first, so that with a header padded to 8 bytes every tensor is aligned; otherwise
-  // as given.
-  std::vector<const NamedTensor*> order;
-  for (const NamedTensor& tensor : tensors) order.push_back(&tensor);
-  std::sort(order.begin(), order.end(),
-            [](const NamedTensor* a, const NamedTensor* b) { return a->name < b->name; });
-  for (size_t i = 0; i < order.size(); ++i) {
-    const NamedTensor& tensor = *order[i];
-    if (tensor.name.empty()) refuse("a tensor has an empty name");
-    const auto refuse_tensor = [&](std::string_view reason) {
-      refuse(fmt::format("tensor {}: {}", QuoteForMessage(tensor.name), reason));
-    };
-    if (tensor.name.find('\0') != std::string::npos) refuse_tensor("the name contains NUL");
-    if (tensor.name == kMetadataKey) refuse_tensor("the name is reserved");
-    if (i > 0 && tensor.name == order[i - 1]->name) refuse_tensor("is there twice");
-    size_t num_bytes = 0;
-    if (!tensor.view.shape.NumElements(num_bytes) ||
-        __builtin_mul_overflow(num_bytes, DTypeBytes(tensor.view.dtype), &num_bytes)) {
-      refuse_tensor(fmt::format("the size of shape {} overflows", tensor.view.shape.ToString()));
-    }
-    if (num_bytes > 0 && tensor.view.data == nullptr) refuse_tensor("has no data");
-  }
-  order.clear();
-  for (const NamedTensor& tensor : tensors) order.push_back(&tensor);
-  std::stable_sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
-    return DTypeBytes(a->view.dtype) > DTypeBytes(b->view.dtype);
-  });
-
-  std::string header = "{";
-  if (!metadata.empty()) {
-    header += fmt::format("\"{}\":{{", kMetadataKey);
-    for (const auto& [key, value] : metadata) {
-      if (header.back() != '{') header += ',';
-      header += ToJsonString(path_text, key) + ":" + ToJsonString(path_text, value);
-    }
-    header += '}';
-  }
-  size_t offset = 0;
-  for (const NamedTensor* tensor : order) {
-    const TensorView& view = tensor->view;
-    size_t end = 0;
-    if (__builtin_add_overflow(offset, view.NumBytes(), &end))
-      refuse("the sum of all tensors overflows");
-    std::string shape = view.shape.ToString();
-    std::erase(shape, ' ');
-    if (header.size() > 1) header += ',';
-    header += fmt::format("{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}",
-                          ToJsonString(path_text, tensor->name), DTypeName(view.dtype), shape,
-                          offset, end);
-    offset = end;
-  }
-  header += '}';
-  header.resize((header.size() + 7) / 8 * 8, ' ');
-  if (header.size() > SafetensorsFile::kMaxHeaderBytes) {
-    refuse(fmt::format("the header would have {} bytes, and at most {} are allowed", header.size(),
-                       SafetensorsFile::kMaxHeaderBytes));
-  }
-
-  std::array<std::byte, kPrefixBytes> prefix;
-  for (size_t i = 0; i < kPrefixBytes; ++i) {
-    prefix[i] = static_cast<std::byte>(static_cast<uint64_t>(header.size()) >> (8 * i) & 0xff);
+  std::vector<TensorSpec> specs;
+  for (const NamedTensor& tensor : tensors)
+    specs.push_back({tensor.name, tensor.view.dtype, tensor.view.shape});
+  const SafetensorsLayout layout = LayOutSafetensors(path_text, specs, metadata);
+  for (const NamedTensor& tensor : tensors) {
+    if (tensor.view.NumBytes() > 0 && tensor.view.data == nullptr)
+      refuse(fmt::format("tensor {}: has no data", QuoteForMessage(tensor.name)));
   }
   NewFile file(path);
-  file.Write(prefix);
-  file.Write(std::as_bytes(std::span<const char>(header)));
-  for (const NamedTensor* tensor : order) file.Write({tensor->view.data, tensor->view.NumBytes()});
+  file.Write(std::as_bytes(std::span<const char>(layout.header)));
+  for (size_t i : OrderInFile(specs))
+    file.Write({tensors[i].view.data, tensors[i].view.NumBytes()});
   file.Commit();
 }
 

@@ -103,7 +103,7 @@ class Binder {
       values->resize(view.NumElements());
       kernels::ConvertToF32(view.data, view.dtype, values->size(), values->data());
     }
-    RequireMemory();
+    if (source_.has_data()) RequireMemory();
     if (options_.verify) weights.problems = matrices_.Verify();
     if (source_.has_data()) LoadOrNote(weights);
     if (config_.tie_word_embeddings) weights.head = weights.embedding;
@@ -335,9 +335,12 @@ class Binder {
 
   void BindMoe(const std::string& layer_prefix, LayerWeights& layer) {
     std::string block = layer_prefix + std::string(kMoeBlockNames[0]) + ".";
+    // The first that is there: GGUF tensors have both names.
     for (std::string_view name : kMoeBlockNames) {
       const std::string candidate = fmt::format("{}{}.", layer_prefix, name);
-      if (source_.Has(candidate + "gate.weight")) block = candidate;
+      if (!source_.Has(candidate + "gate.weight")) continue;
+      block = candidate;
+      break;
     }
     const std::string router = block + (config_.experts_are_transposed ? "router" : "gate");
     Other(router, config_.num_experts, config_.hidden_size, layer.router);

@@ -3,9 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cfloat>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <limits>
+#include <span>
+#include <vector>
 
 #include "kernels/decode/decode.h"
 #include "quant/act_quant.h"
@@ -35,6 +40,46 @@ float LargestCode(DType dtype) {
   }
 }
 
+// Smallest and largest of values, at most and at least 0, and whether all are finite.
+struct Range {
+  float low = 0.0f, high = 0.0f;
+  bool finite = true;
+
+  void Add(std::span<const float> values) {
+    float low_most = low, high_most = high;
+    uint32_t bad = 0;
+    for (float value : values) {
+      const uint32_t exponent = std::bit_cast<uint32_t>(value) & 0x7f800000u;
+      bad |= exponent == 0x7f800000u ? 1u : 0u;
+      low_most = value < low_most ? value : low_most;
+      high_most = value > high_most ? value : high_most;
+    }
+    low = low_most;
+    high = high_most;
+    finite = finite && bad == 0;
+  }
+};
+
+// To the nearest whole number, ties to even, of |value| < 2^22: f32 has no fractions beyond 2^23.
+// Loops of it become vector code, which calls of nearbyint do not.
+float RoundToEven(float value) {
+  constexpr float kNoFractions = 0x1.8p23f;
+  return (value + kNoFractions) - kNoFractions;
+}
+
+// Codes of integer types between `least` and `largest`. Values far outside are cut off first: they
+// become the extremes in any case.
+void IntegerCodes(std::span<const float> values, float scale, int zero, float least, float largest,
+                  uint8_t* codes) {
+  constexpr float kFar = 0x1p20f;
+  const auto offset = static_cast<float>(zero);
+  for (size_t k = 0; k < values.size(); ++k) {
+    const float scaled = std::min(std::max(values[k] / scale, -kFar), kFar);
+    const float code = std::min(std::max(RoundToEven(scaled) + offset, least), largest);
+    codes[k] = static_cast<uint8_t>(static_cast<int>(code) & 255);
+  }
+}
+
 // One cell of the grid and what its values become.
 class Cell {
  public:
@@ -47,27 +92,21 @@ class Cell {
     k1_ = k0_ + std::min(w.cols - k0_, format.scale_cols);
   }
 
-  void Quantize() {
-    Measure();
+  // `codes` is scratch for the codes of a row.
+  void Quantize(std::vector<uint8_t>& codes) {
+    for (size_t n = n0_; n < n1_; ++n) range_.Add(RowPart(n));
     const float scale = Scale();
     const int zero = Zero(scale);
     if (out_.format.has_zero) out_.zero[i_ * out_.scale_stride + j_] = static_cast<std::byte>(zero);
+    codes.assign(k1_ - k0_, 0);
     for (size_t n = n0_; n < n1_; ++n) {
-      for (size_t k = k0_; k < k1_; ++k)
-        out_.SetCode(n, k, finite_ ? Code(w_.Row(n)[k] / scale, zero) : 0);
+      if (range_.finite) Encode(RowPart(n), scale, zero, codes.data());
+      Store(n, codes);
     }
   }
 
  private:
-  void Measure() {
-    for (size_t n = n0_; n < n1_; ++n) {
-      for (float value : w_.RowSpan(n).subspan(k0_, k1_ - k0_)) {
-        finite_ = finite_ && std::isfinite(value);
-        low_ = std::min(low_, value);
-        high_ = std::max(high_, value);
-      }
-    }
-  }
+  std::span<const float> RowPart(size_t n) const { return w_.RowSpan(n).subspan(k0_, k1_ - k0_); }
 
   // Chooses the scale, stores it, and returns it as stored.
   float Scale() {
@@ -75,14 +114,15 @@ class Cell {
     const DType scale_dtype = out_.format.scale_dtype;
     const float largest = LargestCode(dtype);
     float scale = 0;
-    if (!finite_) {
+    if (!range_.finite) {
       scale = std::numeric_limits<float>::quiet_NaN();
     } else if (scale_dtype == DType::kF8E8M0) {
-      const int exponent = MxExponent(std::max(-low_, high_), how_.mx_rule, largest,
+      const int exponent = MxExponent(std::max(-range_.low, range_.high), how_.mx_rule, largest,
                                       dtype == DType::kF8E4M3 ? 8 : std::ilogb(largest));
       scale = DecodeE8M0(EncodeE8M0(exponent));
     } else {
-      const float range = out_.format.has_zero ? high_ - low_ : std::max(-low_, high_);
+      const float range =
+          out_.format.has_zero ? range_.high - range_.low : std::max(-range_.low, range_.high);
       const float smallest = scale_dtype == DType::kF16      ? 0x1p-14f
                              : scale_dtype == DType::kF8E4M3 ? 0x1p-9f
                                                              : FLT_MIN;
@@ -94,19 +134,40 @@ class Cell {
   }
 
   int Zero(float scale) const {
-    if (!out_.format.has_zero || !finite_) return 0;
+    if (!out_.format.has_zero || !range_.finite) return 0;
     return static_cast<int>(
-        std::clamp(std::nearbyint(-low_ / scale), 0.0f, LargestCode(out_.format.dtype)));
+        std::clamp(std::nearbyint(-range_.low / scale), 0.0f, LargestCode(out_.format.dtype)));
   }
 
-  int Code(float scaled, int zero) const {
+  void Encode(std::span<const float> values, float scale, int zero, uint8_t* codes) const {
     const DType dtype = out_.format.dtype;
-    if (dtype == DType::kF8E4M3) return EncodeE4M3(scaled);
-    if (dtype == DType::kF4E2M1) return EncodeE2M1(scaled, how_.mx_rounding);
-    const float largest = LargestCode(dtype);
-    const bool is_signed = dtype == DType::kI8 || dtype == DType::kI4;
-    return static_cast<int>(std::clamp(std::nearbyint(scaled) + static_cast<float>(zero),
-                                       is_signed ? -largest : 0.0f, largest));
+    if (dtype == DType::kF8E4M3) {
+      for (size_t k = 0; k < values.size(); ++k) codes[k] = EncodeE4M3(values[k] / scale);
+    } else if (dtype == DType::kF4E2M1) {
+      for (size_t k = 0; k < values.size(); ++k)
+        codes[k] = EncodeE2M1(values[k] / scale, how_.mx_rounding);
+    } else {
+      const float largest = LargestCode(dtype);
+      const bool is_signed = dtype == DType::kI8 || dtype == DType::kI4;
+      IntegerCodes(values, scale, zero, is_signed ? -largest : 0.0f, largest, codes);
+    }
+  }
+
+  // Into row n of the matrix, from column k0_ on.
+  void Store(size_t n, const std::vector<uint8_t>& codes) {
+    const size_t at = n * out_.stride + k0_;
+    if (DTypeBits(out_.format.dtype) == 8) {
+      std::memcpy(out_.data.data() + at, codes.data(), codes.size());
+      return;
+    }
+    if (at % 2 != 0 || codes.size() % 2 != 0) {
+      for (size_t k = 0; k < codes.size(); ++k) out_.SetCode(n, k0_ + k, codes[k]);
+      return;
+    }
+    for (size_t k = 0; k < codes.size(); k += 2) {
+      const unsigned pair = (codes[k] & 15u) | (codes[k + 1] & 15u) << 4;
+      out_.data[(at + k) / 2] = static_cast<std::byte>(pair);
+    }
   }
 
   const ConstRows w_;
@@ -114,8 +175,7 @@ class Cell {
   QuantMatrix& out_;
   const size_t i_, j_;
   size_t n0_ = 0, n1_ = 0, k0_ = 0, k1_ = 0;
-  bool finite_ = true;
-  float low_ = 0, high_ = 0;
+  Range range_;
 };
 
 }  // namespace
@@ -178,8 +238,9 @@ QuantMatrix QuantizeMatrix(ConstRows w, const WeightQuant& how) {
   if (format.scale_cols == 0) format.scale_cols = std::max<size_t>(1, w.cols);
   QuantMatrix out = QuantMatrix::Make(format, w.rows, w.cols);
   if (format.has_tensor_scale) out.tensor_scale = TensorScale(w);
+  std::vector<uint8_t> codes;
   for (size_t i = 0; i < out.grid_rows(); ++i) {
-    for (size_t j = 0; j < out.scale_stride; ++j) Cell(w, how, out, i, j).Quantize();
+    for (size_t j = 0; j < out.scale_stride; ++j) Cell(w, how, out, i, j).Quantize(codes);
   }
   return out;
 }

@@ -201,6 +201,18 @@ const PreTokenizer* FindPreTokenizer(std::string_view name) {
   return nullptr;
 }
 
+std::string_view PreTokenizerNameOf(const PreTokenizer& wanted) {
+  for (const Kind& kind : kKinds) {
+    const PreTokenizer& known = *kind.pre_tokenizer;
+    // The first of a way is its best known, but "default" warns in other programs.
+    if (kind.name != "default" && known.splits == wanted.splits && known.digits == wanted.digits &&
+        known.gpt2_pattern == wanted.gpt2_pattern && known.nfc == wanted.nfc &&
+        known.ignore_merges == wanted.ignore_merges)
+      return kind.name;
+  }
+  return {};
+}
+
 std::string PreTokenizerNames() {
   std::string names;
   for (const Kind& kind : kKinds) {

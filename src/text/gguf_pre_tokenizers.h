@@ -12,6 +12,8 @@ namespace switchyard::text {
 struct Split {
   std::string_view pattern;                // empty: none
   std::string_view behavior = "Isolated";  // of its matches
+
+  friend bool operator==(const Split&, const Split&) = default;
 };
 
 // What the original tokenizer.json of a family of models says.
@@ -26,6 +28,10 @@ struct PreTokenizer {
 
 // Null if the name is not known.
 const PreTokenizer* FindPreTokenizer(std::string_view name);
+
+// The best known name of what cuts words in this way, whatever it adds before a text; empty if
+// there is none.
+std::string_view PreTokenizerNameOf(const PreTokenizer& wanted);
 
 // All names, separated by commas.
 std::string PreTokenizerNames();

@@ -90,6 +90,29 @@ struct NamedTensor {
   TensorView view;
 };
 
+// A tensor of a file whose data comes later.
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::kF32;
+  Shape shape;
+};
+
+// A file before its data: what it starts with, and where each tensor goes.
+struct SafetensorsLayout {
+  std::string header;           // the length and the JSON, padded so that tensors are aligned
+  std::vector<size_t> offsets;  // of each tensor as given, from the start of the file
+  size_t file_bytes = 0;
+};
+
+// Lays out a file for whoever writes the data piece by piece: the header, then each tensor at its
+// offset. Wide elements lie first, otherwise the order is that given; every tensor is aligned to
+// its element size. Deterministic: equal arguments give equal bytes.
+// Errors: kInvalidArgument naming the tensor (empty, repeated, reserved or badly encoded name, NUL,
+//   a size that overflows); `file_name` stands in messages.
+SafetensorsLayout LayOutSafetensors(const std::string& file_name,
+                                    std::span<const TensorSpec> tensors,
+                                    const std::map<std::string, std::string>& metadata = {});
+
 // Writes a file that holds `tensors` and `metadata`; every tensor is aligned to its element size in
 // it. A file of that name is replaced as a whole or not at all: the data goes to a temporary file
 // beside it, reaches the disk, and is then renamed. If `path` is a link, the link is replaced.

@@ -13,14 +13,13 @@ bool Accepts(const MatrixFormat& format, size_t, size_t) {
 
 }  // namespace
 
-extern constinit const SchemeEntry fp8_weights{
-    "fp8_weights",
-    "e4m3 weights, activations as they are",
-    &Accepts,
-    "e4m3 with scales",
-    ActQuantKind::kNone,
-    QuantType::kNo,
-    kRunners,
-    ActQuantKind::kNone};
+extern constinit const SchemeEntry fp8_weights{"fp8_weights",
+                                               "e4m3 weights, activations as they are",
+                                               &Accepts,
+                                               "e4m3 with scales",
+                                               ActQuantKind::kNone,
+                                               QuantType::kNo,
+                                               kRunners,
+                                               ActQuantKind::kNone};
 
 }  // namespace switchyard::moe::schemes

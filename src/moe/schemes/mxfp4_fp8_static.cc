@@ -7,9 +7,7 @@ namespace {
 
 constexpr std::string_view kRunners[] = {"aiter", "reference"};
 
-bool Accepts(const MatrixFormat& format, size_t, size_t) {
-  return IsMx(format, DType::kF4E2M1);
-}
+bool Accepts(const MatrixFormat& format, size_t, size_t) { return IsMx(format, DType::kF4E2M1); }
 
 }  // namespace
 
