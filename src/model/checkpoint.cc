@@ -303,6 +303,75 @@ BadValues ScanBits(const std::byte* data, size_t count) {
   return bad;
 }
 
+// e4m3 has no infinity, and one NaN of each sign.
+BadValues ScanE4M3(const std::byte* data, size_t count) {
+  BadValues bad;
+  for (size_t i = 0; i < count; ++i) {
+    if ((std::to_integer<uint8_t>(data[i]) & 0x7f) != 0x7f) continue;
+    if (!bad.any()) bad.first_index = i;
+    ++bad.nan;
+  }
+  return bad;
+}
+
+// Where a block of ggml has its f16 scales; the second offset may repeat the first.
+struct GgmlScales {
+  size_t first = 0;
+  size_t second = 0;
+};
+
+GgmlScales ScalesOfBlock(DType dtype) {
+  switch (dtype) {
+    case DType::kGgmlQ41:
+    case DType::kGgmlQ51:
+    case DType::kGgmlQ4K:
+    case DType::kGgmlQ5K: return {0, 2};
+    case DType::kGgmlQ2K: return {80, 82};
+    case DType::kGgmlQ3K: return {108, 108};
+    case DType::kGgmlQ6K: return {208, 208};
+    case DType::kGgmlTq10: return {52, 52};
+    case DType::kGgmlTq20: return {64, 64};
+    default: return {0, 0};
+  }
+}
+
+// The f16 whose nibbles are the upper ones of four u16, lowest first.
+uint16_t ScaleOfIq1M(const std::byte* block) {
+  uint16_t scales[4];
+  std::memcpy(scales, block + 48, sizeof(scales));
+  return static_cast<uint16_t>(scales[0] >> 12 | (scales[1] >> 8 & 0xf0) |
+                               (scales[2] >> 4 & 0xf00) | (scales[3] & 0xf000));
+}
+
+// A scale that is no number spoils its whole block. The codes themselves are all finite.
+BadValues ScanGgml(DType dtype, const std::byte* data, size_t count) {
+  const size_t block = DTypeBlock(dtype), bytes = DTypeBlockBytes(dtype);
+  const GgmlScales at = ScalesOfBlock(dtype);
+  const auto scale = [&](const std::byte* from) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, from, sizeof(bits));
+    return bits;
+  };
+  const auto is_bad = [](uint16_t bits) { return (bits & 0x7c00) == 0x7c00; };
+  const auto is_nan = [&](uint16_t bits) { return is_bad(bits) && (bits & 0x3ff) != 0; };
+  BadValues bad;
+  for (size_t i = 0; i < count / block; ++i, data += bytes) {
+    uint16_t first = 0, second = 0;
+    if (dtype == DType::kGgmlMxFp4) {
+      first = data[0] == std::byte{255} ? 0x7e00 : 0;
+    } else if (dtype == DType::kGgmlIq1M) {
+      first = ScaleOfIq1M(data);
+    } else {
+      first = scale(data + at.first);
+      second = scale(data + at.second);
+    }
+    if (!is_bad(first) && !is_bad(second)) continue;
+    if (!bad.any()) bad.first_index = i * block;
+    (is_nan(first) || is_nan(second) ? bad.nan : bad.inf) += block;
+  }
+  return bad;
+}
+
 }  // namespace
 
 BadValues ScanForBadValues(const TensorView& view) {
@@ -310,9 +379,11 @@ BadValues ScanForBadValues(const TensorView& view) {
   if (view.dtype == DType::kF32) return ScanBits<int32_t, 0x7f800000>(view.data, count);
   if (view.dtype == DType::kBF16) return ScanBits<int16_t, 0x7f80>(view.data, count);
   if (view.dtype == DType::kF16) return ScanBits<int16_t, 0x7c00>(view.data, count);
+  if (view.dtype == DType::kF8E4M3) return ScanE4M3(view.data, count);
+  if (IsGgmlBlock(view.dtype)) return ScanGgml(view.dtype, view.data, count);
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("cannot look for NaN in {}, expected {}", DTypeName(view.dtype),
-                          DescribeDTypes(kFloatDTypes)));
+              fmt::format("cannot look for NaN in {}, expected {}, F8_E4M3 or blocks of ggml",
+                          DTypeName(view.dtype), DescribeDTypes(kFloatDTypes)));
 }
 
 }  // namespace switchyard

@@ -10,9 +10,7 @@
 namespace switchyard {
 namespace {
 
-bool IsFloat(DType dtype) {
-  return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end();
-}
+bool IsFloat(DType dtype) { return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end(); }
 
 std::string TensorName(const std::string& module, std::string_view suffix) {
   return fmt::format("{}.{}", module, suffix);
@@ -45,7 +43,7 @@ const StorageScheme* MatrixBinder::SchemeOf(const std::string& module, std::stri
   if (!plain || !IsFloat(plain->dtype)) return scheme;
   const std::string_view codes = scheme->codes();
   if (codes != "weight" && source_.Has(TensorName(module, codes))) return scheme;
-  if (note != nullptr) *note = "stored as plain floats";
+  if (note != nullptr) *note = kPlainFloats;
   return nullptr;
 }
 
@@ -55,9 +53,8 @@ std::vector<StoredTensor> MatrixBinder::TensorsOf(const StorageScheme& scheme,
   try {
     return scheme.Tensors(rows, cols);
   } catch (const Error& error) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("matrix {} [{}, {}], stored as {}: {}", module, rows, cols,
-                            scheme.Describe(), error.what()));
+    throw Error(ErrorCode::kUnsupported, fmt::format("matrix {} [{}, {}], stored as {}: {}", module,
+                                                     rows, cols, scheme.Describe(), error.what()));
   }
 }
 
@@ -83,8 +80,9 @@ std::string_view MatrixBinder::BindPlain(const std::string& module, const Tensor
                                          size_t rows, size_t cols, Use use, std::string note,
                                          WeightMatrix& out) {
   out = WeightMatrix::Dense(view.data, view.dtype, rows, cols);
-  StoredMatrix stored{module, std::string(DTypeName(view.dtype)), std::move(note),
-                      IsGgmlBlock(view.dtype), rows, cols, rows * BytesOf(view.dtype, cols)};
+  StoredMatrix stored{
+      module, std::string(DTypeName(view.dtype)), std::move(note), IsGgmlBlock(view.dtype), rows,
+      cols,   rows * BytesOf(view.dtype, cols)};
   std::string_view moe_scheme = IsGgmlBlock(view.dtype) ? "gguf" : "unquant";
   if (options_.online != nullptr && use == Use::kLinear && IsFloat(view.dtype)) {
     stored.note = options_.online->WhyNot(module, rows, cols);
@@ -113,6 +111,8 @@ void MatrixBinder::TakeScheme(const StorageScheme& scheme, const std::string& mo
       continue;
     }
     const TensorView view = source_.Take(name, ShapeOnDisk(tensor, kind), tensor.dtypes);
+    // Scales are checked when they are read, codes that may be NaN with the floats.
+    if (tensors.views.empty() && !scheme.repacks()) source_.Use(name, view);
     tensors.views.push_back(view);
     if (kind) stored.bytes += BytesOfShape(kind->dtype, kind->shape);
   }

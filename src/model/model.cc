@@ -114,7 +114,7 @@ size_t DenseBytes(const DenseMlpWeights& dense) {
 // of names.
 std::vector<std::string> FindBadTensors(const std::vector<TensorView>& views,
                                         const std::vector<std::string>& names, ThreadPool& pool) {
-  constexpr size_t kPart = size_t{1} << 21;  // elements
+  constexpr size_t kPart = size_t{1} << 21;  // elements; whole blocks
   struct Part {
     size_t tensor;
     size_t begin;
@@ -132,7 +132,7 @@ std::vector<std::string> FindBadTensors(const std::vector<TensorView>& views,
     const Part& part = parts[task];
     const TensorView& view = views[part.tensor];
     const BadValues bad = ScanForBadValues(
-        {view.data + part.begin * DTypeBytes(view.dtype), view.dtype, Shape{part.count}});
+        {view.data + BytesOf(view.dtype, part.begin), view.dtype, Shape{part.count}});
     if (!bad.any()) return;
     const std::lock_guard lock(mutex);
     BadValues& total = found[part.tensor];
@@ -300,13 +300,14 @@ void Naming(const std::string& model, const Body& body) {
   }
 }
 
-// A source that remembers every view of plain floats that the model reads, for the scan.
+// A source that remembers every view that the model reads and that may hold NaN, for the scan.
 template <typename Source>
 class Recorder : public Source {
  public:
   using Source::Source;
   void Use(std::string_view name, const TensorView& part) override {
-    if (std::ranges::find(kFloatDTypes, part.dtype) == kFloatDTypes.end()) return;
+    const bool is_float = std::ranges::find(kFloatDTypes, part.dtype) != kFloatDTypes.end();
+    if (!is_float && part.dtype != DType::kF8E4M3 && !IsGgmlBlock(part.dtype)) return;
     views.push_back(part);
     names.emplace_back(name);
   }
@@ -453,8 +454,7 @@ Rows Model::Impl::Embed(ExecContext& context, std::span<const SequenceChunk> chu
     for (size_t t = 0; t < chunk.tokens.size(); ++t) {
       const int32_t id = chunk.tokens[t];
       switchyard::CheckToken(config, id, chunk.position + t);
-      quant::DecodeMatrixRow(weights.embedding.AsBank(), 0, static_cast<size_t>(id),
-                             x.Row(row++));
+      quant::DecodeMatrixRow(weights.embedding.AsBank(), 0, static_cast<size_t>(id), x.Row(row++));
     }
   }
   return x;
@@ -735,13 +735,12 @@ std::vector<ComputePlan> Model::Explain() const {
     if (format.is_quantized() || !dense) {
       const bool int8 =
           quant::ExpertRowDType({quantises}, format, format.scale_cols, activations) == DType::kI8;
-      return ComputePlan{std::move(part), std::string(DTypeName(weights)),
-                         int8 ? "MatmulI8I8" : "decode to f32 tiles, MatmulF32F32",
-                         std::move(runner),
-                         quantises == ActQuantKind::kNone
-                             ? "quantised weights, activations as they are"
-                             : fmt::format("quantised weights, activations {}",
-                                           ActQuantKindName(quantises))};
+      return ComputePlan{
+          std::move(part), std::string(DTypeName(weights)),
+          int8 ? "MatmulI8I8" : "decode to f32 tiles, MatmulF32F32", std::move(runner),
+          quantises == ActQuantKind::kNone
+              ? "quantised weights, activations as they are"
+              : fmt::format("quantised weights, activations {}", ActQuantKindName(quantises))};
     }
     const std::string why = activations == DType::kBF16
                                 ? (act == "auto" ? "weights and CPU have bf16" : "--act-dtype bf16")

@@ -113,8 +113,10 @@ struct BadValues {
   bool any() const { return nan + inf > 0; }
 };
 
-// Counts them, at the speed of memory, on the calling thread.
-// Shapes: any; dtype F32, F16 or BF16, the data need not be aligned.
+// Counts them, at the speed of memory, on the calling thread. Of ggml's blocks the scales alone are
+// read, and one that is no number counts as often as its block has elements.
+// Shapes: any, of whole blocks; dtype F32, F16, BF16, F8_E4M3 or blocks of ggml, the data need not
+//   be aligned.
 // Errors: kInvalidArgument for another dtype.
 BadValues ScanForBadValues(const TensorView& view);
 

@@ -6,6 +6,7 @@
 
 namespace switchyard {
 
+// A weight matrix as it lies in the checkpoint, for `inspect` and errors.
 struct StoredMatrix {
   std::string module;  // "model.layers.0.self_attn.q_proj"
   std::string format;  // "BF16", "F8_E4M3, a scale per 128x128 block; activations e4m3 per 1x128"
