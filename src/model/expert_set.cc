@@ -100,10 +100,11 @@ void ExpertSet::RequireOneFormat(const moe::ExpertWeights& experts) const {
   const MatrixFormat &gate_format = experts.w1.format, &up_format = experts.w3.format;
   const bool are_decoded = IsGgmlBlock(gate_format.dtype) && IsGgmlBlock(up_format.dtype);
   if (gate_format == up_format || are_decoded) return;
-  throw Error(ErrorCode::kUnsupported,
-              fmt::format("{}*: the weights of gate_proj are {}, those of up_proj are {}; they must "
-                          "share one type",
-                          prefix_, Describe(gate_format), Describe(up_format)));
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format("{}*: the weights of gate_proj are {}, those of up_proj are {}; they must "
+                  "share one type",
+                  prefix_, Describe(gate_format), Describe(up_format)));
 }
 
 moe::ExpertWeights ExpertSet::Assemble(size_t hidden, size_t inner) const {

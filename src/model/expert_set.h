@@ -36,7 +36,8 @@ class ExpertSet {
   // The banks of all experts, in their order. Static scales of activations become the largest of
   // all experts, those of other ranks too (contract 5.2).
   // Errors: kUnsupported naming expert, expected and found, if own experts differ in format or in
-  //   the offsets of their activations, or gate and up differ; kCorruptData for a scale that is no positive number.
+  //   the offsets of their activations, or gate and up differ; kCorruptData for a scale that is no
+  //   positive number.
   moe::ExpertWeights Assemble(size_t hidden, size_t inner) const;
 
   ExpertProduct gate, up, down;

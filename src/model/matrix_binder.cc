@@ -53,7 +53,7 @@ const StorageScheme* MatrixBinder::SchemeOf(const std::string& module, std::stri
   if (!plain || !IsFloat(plain->dtype)) return scheme;
   const std::string_view codes = scheme->codes();
   if (codes != "weight" && source_.Has(TensorName(module, codes))) return scheme;
-  if (note != nullptr) *note = "stored as plain floats";
+  if (note != nullptr) *note = kPlainFloats;
   return nullptr;
 }
 
@@ -133,6 +133,8 @@ void MatrixBinder::TakeScheme(const StorageScheme& scheme, const std::string& mo
       continue;
     }
     const TensorView view = source_.Take(name, ShapeOnDisk(tensor, kind), tensor.dtypes);
+    // Scales are checked when they are read, codes that may be NaN with the floats.
+    if (tensors.views.empty() && !scheme.repacks()) source_.Use(name, view);
     tensors.views.push_back(view);
     if (kind) stored.bytes += BytesOfShape(kind->dtype, kind->shape);
   }

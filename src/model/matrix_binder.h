@@ -13,6 +13,9 @@
 
 namespace switchyard {
 
+// The note of a matrix that the rules take for quantised and that lies there as plain floats.
+inline constexpr std::string_view kPlainFloats = "stored as plain floats";
+
 // Binding has two halves. First all matrices are asked for: those that lie as they are used are
 // bound at once, the others are noted. When the source has proven that every tensor is there and
 // fits, Load makes the others. Addresses that are given must stay until then.

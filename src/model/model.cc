@@ -24,6 +24,7 @@
 #include "model/quantization/online.h"
 #include "model/quantization/quantization.h"
 #include "model/tensor_parallel.h"
+#include "model/value_scan.h"
 #include "model/weights.h"
 #include "quant/expert_matmul.h"
 #include "quant/linear.h"
@@ -115,7 +116,7 @@ size_t DenseBytes(const DenseMlpWeights& dense) {
 // of names.
 std::vector<std::string> FindBadTensors(const std::vector<TensorView>& views,
                                         const std::vector<std::string>& names, ThreadPool& pool) {
-  constexpr size_t kPart = size_t{1} << 21;  // elements
+  constexpr size_t kPart = size_t{1} << 21;  // elements; whole blocks
   struct Part {
     size_t tensor;
     size_t begin;
@@ -127,16 +128,17 @@ std::vector<std::string> FindBadTensors(const std::vector<TensorView>& views,
     for (size_t begin = 0; begin < count; begin += kPart)
       parts.push_back({i, begin, std::min(kPart, count - begin)});
   }
-  std::map<size_t, BadValues> found;
+  std::map<size_t, ValueFindings> found;
   std::mutex mutex;
   pool.Run(parts.size(), [&](size_t task, size_t) {
     const Part& part = parts[task];
     const TensorView& view = views[part.tensor];
-    const BadValues bad = ScanForBadValues(
-        {view.data + part.begin * DTypeBytes(view.dtype), view.dtype, Shape{part.count}});
+    const ValueFindings bad =
+        ScanValues({view.data + BytesOf(view.dtype, part.begin), view.dtype, Shape{part.count}},
+                   TensorRole::kMatrix);
     if (!bad.any()) return;
     const std::lock_guard lock(mutex);
-    BadValues& total = found[part.tensor];
+    ValueFindings& total = found[part.tensor];
     const size_t first = part.begin + bad.first_index;
     total.first_index = total.any() ? std::min(total.first_index, first) : first;
     total.nan += bad.nan;
@@ -145,8 +147,9 @@ std::vector<std::string> FindBadTensors(const std::vector<TensorView>& views,
   std::vector<std::string> messages;
   for (const auto& [tensor, bad] : found) {
     messages.push_back(fmt::format(
-        "{}: {} NaN and {} infinite values, the first at element {} of shape {}", names[tensor],
-        bad.nan, bad.inf, bad.first_index, views[tensor].shape.ToString()));
+        "{}: {} NaN and {} infinite {}, the first at element {} of shape {}", names[tensor],
+        bad.nan, bad.inf, IsGgmlBlock(views[tensor].dtype) ? "scales" : "values", bad.first_index,
+        views[tensor].shape.ToString()));
   }
   return messages;
 }
@@ -313,13 +316,14 @@ void Naming(const std::string& model, const Body& body) {
   }
 }
 
-// A source that remembers every view of plain floats that the model reads, for the scan.
+// A source that remembers every view that the model reads and that may hold NaN, for the scan.
 template <typename Source>
 class Recorder : public Source {
  public:
   using Source::Source;
   void Use(std::string_view name, const TensorView& part) override {
-    if (std::ranges::find(kFloatDTypes, part.dtype) == kFloatDTypes.end()) return;
+    const bool is_float = std::ranges::find(kFloatDTypes, part.dtype) != kFloatDTypes.end();
+    if (!is_float && part.dtype != DType::kF8E4M3 && !IsGgmlBlock(part.dtype)) return;
     views.push_back(part);
     names.emplace_back(name);
   }

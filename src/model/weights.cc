@@ -109,10 +109,23 @@ class Binder {
     if (config_.tie_word_embeddings) weights.head = weights.embedding;
     weights.owned_bytes = copied_bytes();
     weights.matrices = matrices_.TakeNotes();
+    if (options_.rules != nullptr) RequireQuantized(weights.matrices);
     return weights;
   }
 
  private:
+  // A config that announces codes where the whole file has floats belongs to another file.
+  static void RequireQuantized(const std::vector<StoredMatrix>& matrices) {
+    const bool any = std::ranges::any_of(matrices, &StoredMatrix::is_quantized);
+    const auto unexpected = std::ranges::find(matrices, kPlainFloats, &StoredMatrix::note);
+    if (any || unexpected == matrices.end()) return;
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("quantization_config announces quantised weights, but all matrices are "
+                            "plain floats, {} too; remove the field (and use --quantize to quantise "
+                            "them on loading)",
+                            unexpected->module));
+  }
+
   size_t copied_bytes() const { return copied_bytes_ + matrices_.copied_bytes(); }
 
   void LoadOrNote(TransformerWeights& weights) {
@@ -654,10 +667,11 @@ class Binder {
     const std::byte* blocks = bank.blocks.data + e * rows * cols / 2;
     if (std::all_of(scales, scales + rows * groups, is_zero) &&
         !std::all_of(blocks, blocks + rows * cols / 2, is_zero)) {
-      throw Error(ErrorCode::kCorruptData,
-                  fmt::format("tensor {}_scales: all {} scales of expert {} are 0 and the codes are "
-                              "not: they were never written",
-                              bank.name, rows * groups, e));
+      throw Error(
+          ErrorCode::kCorruptData,
+          fmt::format("tensor {}_scales: all {} scales of expert {} are 0 and the codes are "
+                      "not: they were never written",
+                      bank.name, rows * groups, e));
     }
     WeightMatrix matrix =
         WeightMatrix::Dense(blocks + first * cols / 2, DType::kF4E2M1, rows / step, cols);

@@ -9,7 +9,8 @@
 #include <limits>
 #include <memory>
 
-#include "switchyard/core/log.h"
+#include "quant/expert_matmul.h"
+#include "switchyard/model/checkpoint.h"
 #include "switchyard/model/model.h"
 #include "testing/errors.h"
 #include "testing/goldens.h"
@@ -112,9 +113,9 @@ std::vector<std::byte> Number(DType dtype, float value) {
 }
 
 // The modules whose tensors are broken: attention, and each product of an expert that is not first.
-constexpr const char* kModules[] = {
-    "model.layers.0.self_attn.v_proj", "model.layers.0.mlp.experts.2.gate_proj",
-    "model.layers.0.mlp.experts.3.down_proj"};
+constexpr const char* kModules[] = {"model.layers.0.self_attn.v_proj",
+                                    "model.layers.0.mlp.experts.2.gate_proj",
+                                    "model.layers.0.mlp.experts.3.down_proj"};
 
 class BrokenTensors : public QuantizedLoading {
  protected:
@@ -147,8 +148,12 @@ class BrokenTensors : public QuantizedLoading {
 };
 
 TEST_F(BrokenTensors, MissingOnesAreNamed) {
-  const std::vector<std::string> optional = {"g_idx",         "weight_shape",     "scale_bias",
-                                             "weight_offset", "input_zero_point", "input_global_scale",
+  const std::vector<std::string> optional = {"g_idx",
+                                             "weight_shape",
+                                             "scale_bias",
+                                             "weight_offset",
+                                             "input_zero_point",
+                                             "input_global_scale",
                                              "weight_offset_second"};
   ForEachTensor([&](const QuantizedFormat& format, const std::string& name, ModelFolder& folder) {
     const std::string suffix = name.substr(name.rfind('.') + 1);
@@ -193,8 +198,8 @@ TEST_F(BrokenTensors, NumbersThatAreNoScalesAreNamed) {
     const bool is_nvfp4_input = suffix == "input_global_scale" ||
                                 (suffix == "input_scale" && format.name.starts_with("modelopt_nv"));
     if (is_nvfp4_input) return;  // has no effect
-    if (suffix == "weight_scale" && tensor.dtype == DType::kF32 && format.name == "modelslim_mixed" &&
-        name.find("self_attn") != std::string::npos)
+    if (suffix == "weight_scale" && tensor.dtype == DType::kF32 &&
+        format.name == "modelslim_mixed" && name.find("self_attn") != std::string::npos)
       return;  // deq_scale counts
     const Tensor kept = tensor;
     if (IsFloatType(tensor.dtype)) {
@@ -262,12 +267,13 @@ class BrokenConfigs : public QuantizedLoading {
     SCOPED_TRACE(name);
     const QuantizedFormat format = testing::QuantizedFormatOf(name);
     QuantizedModel model(format);
-    Json& config = format.file_of_config.empty() ? model.quantized.config["quantization_config"]
-                                                 : of_file_;
+    Json& config =
+        format.file_of_config.empty() ? model.quantized.config["quantization_config"] : of_file_;
     if (!format.file_of_config.empty()) of_file_ = format.config;
     change(config);
     SCOPED_TRACE(config.dump());
-    if (!format.file_of_config.empty()) model.quantized.texts[format.file_of_config] = config.dump();
+    if (!format.file_of_config.empty())
+      model.quantized.texts[format.file_of_config] = config.dump();
     const std::string message = Refusal(model.quantized, format);
     EXPECT_FALSE(message.empty()) << "it was loaded";
     EXPECT_LT(message.size(), 2000u);
@@ -277,7 +283,8 @@ class BrokenConfigs : public QuantizedLoading {
   // One field, by its path ("config_groups/group_0/weights/num_bits"), with another value.
   void ExpectField(const std::string& name, const std::string& path, const Json& value,
                    std::initializer_list<std::string> words = {}) {
-    Expect(name, [&](Json& config) { config[Json::json_pointer("/" + path)] = value; }, words);
+    Expect(
+        name, [&](Json& config) { config[Json::json_pointer("/" + path)] = value; }, words);
     const std::string field = path.substr(path.rfind('/') + 1);
     Expect(name, [&](Json& config) { config[Json::json_pointer("/" + path)] = value; }, {field});
   }
@@ -309,7 +316,8 @@ TEST_F(BrokenConfigs, UnknownFieldsAreNamed) {
 }
 
 TEST_F(BrokenConfigs, NumbersThatCannotBeAreNamed) {
-  const Json absurd[] = {0, -1, -2, 1152921504606846976, 1e300, 0.5, "128", true, Json::array({128})};
+  const Json absurd[] = {0,   -1,    -2,   1152921504606846976, 1e300,
+                         0.5, "128", true, Json::array({128})};
   for (const Json& value : absurd) {
     ExpectField("awq", "group_size", value);
     if (value != -1) ExpectField("gptq", "group_size", value);
@@ -351,7 +359,8 @@ TEST_F(BrokenConfigs, SchemesThatNobodyComputesAreNamed) {
   ExpectField("modelopt_nvfp4", "quant_algo", "W4A8_AWQ", {"NVFP4"});
   ExpectField("modelopt_nvfp4_file", "quantization/quant_algo", "MIXED_PRECISION", {"NVFP4"});
   ExpectField("ct_w4a16", "quantization_status", "initialized");
-  Expect("ct_w4a16", [](Json& config) { config["format"] = "marlin-24"; }, {"weights", "marlin-24"});
+  Expect("ct_w4a16", [](Json& config) { config["format"] = "marlin-24"; },
+         {"weights", "marlin-24"});
   ExpectField("ct_w4a16", "sparsity_config", Json{{"format", "sparse-24-bitmask"}}, {"format"});
   ExpectField("ct_w4a16", "config_groups", Json::object(), {"no group"});
   ExpectField("ct_w4a16", "config_groups/group_0/weights/type", "complex");
@@ -395,8 +404,15 @@ TEST_F(BrokenConfigs, SizesThatAPackingCannotHoldAreNamed) {
 
 TEST_F(BrokenConfigs, ExpressionsThatTakeTooLongAreRefused) {
   const std::string deep = "(?=.*(?=.*(?=.*(?=.*(?=.*(?=.*(?=.*x)))))))";
-  const std::string bombs[] = {"(a{1000}){1000}", "x{0,30000}", "(?:(?:x?){90}){90}", deep,
-                               "(a)\\1", "[z-a]", "((((", "*", std::string(600, 'a'),
+  const std::string bombs[] = {"(a{1000}){1000}",
+                               "x{0,30000}",
+                               "(?:(?:x?){90}){90}",
+                               deep,
+                               "(a)\\1",
+                               "[z-a]",
+                               "((((",
+                               "*",
+                               std::string(600, 'a'),
                                "a{99999999999999999999}"};
   for (const std::string& bomb : bombs) {
     SCOPED_TRACE(bomb);
@@ -413,8 +429,8 @@ TEST_F(BrokenConfigs, ExpressionsThatTakeTooLongAreRefused) {
   }
   // Those that only look bad are read, and decide in no time.
   QuantizedFormat format = testing::QuantizedFormatOf("ct_int8");
-  for (const char* harmless : {"re:(.*)*(.*)*(.*)*Z", "re:(((((.*)*)*)*)*)*Z", "re:(?=.*zz)(?!.*y)q",
-                               "re:model\\.layers\\.\\d{1,2}\\.nothing"})
+  for (const char* harmless : {"re:(.*)*(.*)*(.*)*Z", "re:(((((.*)*)*)*)*)*Z",
+                               "re:(?=.*zz)(?!.*y)q", "re:model\\.layers\\.\\d{1,2}\\.nothing"})
     format.config["ignore"].push_back(harmless);
   EXPECT_EQ(Refusal(QuantizedModel(format).quantized, format), "");
 }
@@ -439,17 +455,17 @@ TEST_F(QuantizedLoading, ConfigsAndTensorsMustAgree) {
       expect(format, model.quantized, {query + "."});
     }
     if (format.described) continue;
-    {  // All floats, as a config may leave them; the scheme is then not used.
+    {  // Floats everywhere.
       QuantizedModel model(format);
       model.quantized.tensors = model.plain.tensors;
-      EXPECT_EQ(Refusal(model.quantized, format), "");
-      // But not with scales beside them.
-      model.quantized.tensors[query + ".weight_scale"] = {DType::kF32, {1},
-                                                          std::vector<std::byte>(4)};
+      expect(format, model.quantized, {"quantization_config", "plain floats"});
+      // Nor with scales beside them.
+      model.quantized.tensors[query + ".weight_scale"] = {
+          DType::kF32, {1}, std::vector<std::byte>(4)};
       expect(format, model.quantized, {query + ".weight_scale"});
     }
   }
-  // The config says float, the file has codes; and a module that it does not know.
+  // The config says float, the file has codes.
   QuantizedFormat ignoring = testing::QuantizedFormatOf("ct_int8");
   QuantizedModel model(ignoring);
   model.quantized.config["quantization_config"]["ignore"].push_back("re:.*q_proj");
@@ -461,7 +477,8 @@ TEST_F(QuantizedLoading, ExpertsOfOneLayerAreStoredAlike) {
                           const std::function<bool(const std::string&)>& other_modules,
                           const testing::Encoder& other, std::initializer_list<std::string> words) {
     QuantizedFormat mixed = format;
-    mixed.encode = [&](testing::Random& random, const std::string& module, size_t rows, size_t cols) {
+    mixed.encode = [&](testing::Random& random, const std::string& module, size_t rows,
+                       size_t cols) {
       return (other_modules(module) ? other : format.encode)(random, module, rows, cols);
     };
     const QuantizedModel model(mixed);
@@ -520,7 +537,8 @@ TEST_F(QuantizedLoading, DescriptionsAreCheckedEntryByEntry) {
   expect([&](Json& d) { d[value] = "W4A8_DYNAMIC"; }, {value, "[16, 128]", "[32, 128]"});
   expect([&](Json& d) { d[gate] = "W4A8_DYNAMIC"; },
          {"experts.1.gate_proj", "w4a8_int", "w8a8_int8"});
-  expect([&](Json& d) { d["model.layers.0.mlp.gate.weight"] = "W2A2"; }, {file, "mlp.gate", "W2A2"});
+  expect([&](Json& d) { d["model.layers.0.mlp.gate.weight"] = "W2A2"; },
+         {file, "mlp.gate", "W2A2"});
   expect([&](Json& d) { d["group_size"] = -1; }, {file, "group_size", "-1"});
   expect([&](Json& d) { d["group_size"] = 1152921504606846976; }, {file, "group_size"});
   QuantizedModel broken(format);
@@ -575,6 +593,54 @@ TEST_F(QuantizedLoading, GroupsAndShapesThatContradictAreNamed) {
   expect("gptq_8bit", expert + "up_proj.qzeros", int32_t{-1}, 0, {"256"});
 }
 
+// --- NaN in codes --------------------------------------------------------------------------------
+
+TEST_F(QuantizedLoading, CodesThatAreNanAreNamedAndStillLoad) {
+  QuantizedFormat format = testing::QuantizedFormatOf("fp8_block");
+  QuantizedModel model(format);
+  const std::string name = "model.layers.0.mlp.experts.2.up_proj.weight";
+  model.quantized.tensors.at(name).bytes[130] = std::byte{0xff};
+  const std::unique_ptr<Model> loaded = Load(model.quantized, format);
+  ASSERT_EQ(loaded->bad_tensors().size(), 1u);
+  EXPECT_NE(loaded->bad_tensors()[0].find(name + ": 1 NaN and 0 infinite values, the first at "
+                                                 "element 130"),
+            std::string::npos)
+      << loaded->bad_tensors()[0];
+}
+
+// Wherever a block of ggml has a scale: the block decodes to numbers that are none exactly where
+// the scan finds it.
+TEST(ScanForBadValues, KnowsTheScalesOfEveryBlock) {
+  for (int i = static_cast<int>(kFirstGgmlBlock); i <= static_cast<int>(kLastGgmlBlock); ++i) {
+    const auto dtype = static_cast<DType>(i);
+    SCOPED_TRACE(std::string(DTypeName(dtype)));
+    const size_t block = DTypeBlock(dtype), bytes = DTypeBlockBytes(dtype);
+    size_t found = 0;
+    for (size_t at = 0; at + 1 < bytes; ++at) {
+      std::vector<std::byte> blocks(2 * bytes, std::byte{0x11});
+      blocks[bytes + at] = std::byte{0x00};
+      blocks[bytes + at + 1] = std::byte{0x7e};  // a NaN of f16
+      if (dtype == DType::kGgmlMxFp4) blocks[bytes + at] = std::byte{255};
+      const WeightMatrix matrix = WeightMatrix::Dense(blocks.data(), dtype, 2, block);
+      std::vector<float> values(block);
+      quant::DecodeMatrixRow(matrix.AsBank(), 0, 1, values.data());
+      const bool is_bad = !std::ranges::all_of(values, [](float v) { return std::isfinite(v); });
+      const BadValues bad = ScanForBadValues({blocks.data(), dtype, Shape{2, block}});
+      ASSERT_EQ(bad.any(), is_bad) << "byte " << at;
+      if (!bad.any()) continue;
+      ++found;
+      EXPECT_EQ(bad.nan + bad.inf, block);
+      EXPECT_EQ(bad.first_index, block);
+    }
+    EXPECT_TRUE(found != 0 || dtype == DType::kGgmlIq1M) << "no scale was hit";
+  }
+  // Its scale is spread over four words.
+  std::vector<std::byte> block(DTypeBlockBytes(DType::kGgmlIq1M), std::byte{0x11});
+  block[53] = std::byte{0xe1};
+  block[55] = std::byte{0x71};
+  EXPECT_TRUE(ScanForBadValues({block.data(), DType::kGgmlIq1M, Shape{256}}).any());
+}
+
 // --- gpt-oss: banks of all experts ---------------------------------------------------------------
 
 TEST_F(QuantizedLoading, BanksOfMxfp4AreCheckedToo) {
@@ -597,17 +663,24 @@ TEST_F(QuantizedLoading, BanksOfMxfp4AreCheckedToo) {
       expect([&](ModelFolder& folder) { folder.tensors.erase(name); }, {name});
     expect([&](ModelFolder& folder) { folder.tensors.at(scales).bytes[40] = std::byte{255}; },
            {scales, "255"});
-    expect([&](ModelFolder& folder) {
-      std::ranges::fill(folder.tensors.at(scales).bytes, std::byte{0});
-    }, {scales, "never"});
-    expect([&](ModelFolder& folder) { folder.tensors.at(blocks).shape[0] = 0;
-                                      folder.tensors.at(blocks).bytes.clear(); },
-           {blocks, "expected"});
+    expect(
+        [&](ModelFolder& folder) {
+          std::ranges::fill(folder.tensors.at(scales).bytes, std::byte{0});
+        },
+        {scales, "never"});
+    expect(
+        [&](ModelFolder& folder) {
+          folder.tensors.at(blocks).shape[0] = 0;
+          folder.tensors.at(blocks).bytes.clear();
+        },
+        {blocks, "expected"});
     expect([&](ModelFolder& folder) { folder.tensors.at(blocks).dtype = DType::kI8; },
            {blocks, "U8", "I8"});
-    expect([&](ModelFolder& folder) { std::swap(folder.tensors.at(blocks).shape[1],
-                                                folder.tensors.at(blocks).shape[2]); },
-           {blocks, "expected shape"});
+    expect(
+        [&](ModelFolder& folder) {
+          std::swap(folder.tensors.at(blocks).shape[1], folder.tensors.at(blocks).shape[2]);
+        },
+        {blocks, "expected shape"});
   }
   expect([](ModelFolder& folder) { folder.config["intermediate_size"] = 40; },
          {"40", "32", "down_proj"});

@@ -66,9 +66,9 @@ void ExpectBitsOfOneRank(const std::shared_ptr<const ModelFiles>& files, ModelOp
 
 // Those whose experts differ most: a scale of activations that is the largest of all experts,
 // groups of columns, zero points, a scale for all scales, two products in two schemes.
-constexpr const char* kFormats[] = {"fp8_block_ragged_e8m0", "ct_fp8_static",  "w4afp8",
-                                    "gptq_desc_act_of_some", "ct_w4a16_asym",  "ct_nvfp4",
-                                    "quark_w4a4",            "modelslim_mixed"};
+constexpr const char* kFormats[] = {
+    "fp8_block_ragged_e8m0", "ct_fp8_static", "w4afp8",     "gptq_desc_act_of_some",
+    "ct_w4a16_asym",         "ct_nvfp4",      "quark_w4a4", "modelslim_mixed"};
 
 TEST(QuantizedRanks, EveryFormatGivesTheBitsOfOneRank) {  // bug-log 29
   for (const QuantizedFormat& format : testing::QuantizedFormats()) {
@@ -112,9 +112,10 @@ TEST(QuantizedRanks, BanksOfExpertsGiveTheBitsOfOneRank) {
   for (const char* name : {"quant/gpt_oss_mxfp4", "gguf/qwen3moe_q4_k", "gguf/olmoe_mxfp4"}) {
     SCOPED_TRACE(name);
     const std::filesystem::path folder = *goldens / name;
-    const auto files = std::filesystem::exists(folder / "checkpoint")
-                           ? ModelFiles::OpenFolder(folder / "checkpoint")
-                           : OpenGgufFiles(folder / ("model-" + folder.filename().string() + ".gguf"));
+    const auto files =
+        std::filesystem::exists(folder / "checkpoint")
+            ? ModelFiles::OpenFolder(folder / "checkpoint")
+            : OpenGgufFiles(folder / ("model-" + folder.filename().string() + ".gguf"));
     const ModelOptions options = Options({}, "none");
     ThreadPool pool(1);
     const auto alone = Model::Load(files, options, pool);
@@ -151,7 +152,7 @@ TEST(QuantizedRanks, ExpertsThatMoveKeepTheirBits) {
 // names the sizes.
 TEST(QuantizedRanks, PartsOfExpertsAreThoseThatBlocksAllow) {  // bug-log 23, 29
   const std::vector<std::string> cut_at_32 = {
-      "fp8_tensor_static", "w8a8_fp8", "mxfp8",      "awq",        "gptq",
+      "fp8_tensor_static", "w8a8_fp8", "mxfp8",      "awq",           "gptq",
       "ct_w4a16",          "ct_nvfp4", "quark_w4a4", "modelslim_w4a8"};
   for (const std::string& name : cut_at_32) {
     SCOPED_TRACE(name);
@@ -191,7 +192,7 @@ TEST(QuantizedRanks, PartsOfExpertsAreThoseThatBlocksAllow) {  // bug-log 23, 29
     for (const std::string& word : words)
       EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
   };
-  refused("fp8_block_small_f32", 2, {"row 20", "blocks of 32x16"});   // 40 in blocks of 32
+  refused("fp8_block_small_f32", 2, {"row 20", "blocks of 32x16"});  // 40 in blocks of 32
   refused("mxfp8", 4, {"column 16", "blocks of 1x32"});
   refused("gptq", 4, {"column 16", "blocks of 1x32"});
   refused("gptq_desc_act", 2, {"columns 0 to 32", "desc_act"});
@@ -204,7 +205,8 @@ TEST(QuantizedRanks, BrokenExpertsAreRefusedOnAllRanks) {
     const QuantizedFormat format = testing::QuantizedFormatOf(name);
     for (size_t expert : {0u, 3u}) {
       QuantizedModel model(format);
-      const std::string prefix = "model.layers.0.mlp.experts." + std::to_string(expert) + ".down_proj.";
+      const std::string prefix =
+          "model.layers.0.mlp.experts." + std::to_string(expert) + ".down_proj.";
       std::string broken;
       for (auto& [tensor, stored] : model.quantized.tensors) {
         if (!tensor.starts_with(prefix) || tensor.find("scale") == std::string::npos) continue;

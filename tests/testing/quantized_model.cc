@@ -43,7 +43,8 @@ Tensor ScalesAs(DType dtype, std::vector<size_t> shape, const std::vector<float>
 double E4m3(uint8_t code) {
   const int exponent = code >> 3 & 15;
   const int mantissa = code & 7;
-  const double size = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  const double size =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
   return (code & 128) != 0 ? -size : size;
 }
 
@@ -137,8 +138,8 @@ struct Stored {
   std::string codes = "weight";
   std::string scale = "weight_scale";
   DType scale_dtype = DType::kF32;
-  size_t rows = 1, cols = 0;       // of a cell; 0 = all
-  std::string tensor_scale = {};   // of NVFP4
+  size_t rows = 1, cols = 0;      // of a cell; 0 = all
+  std::string tensor_scale = {};  // of NVFP4
   bool is_reciprocal = false;
   std::vector<std::string> positive = {};  // further scalars: "input_scale"
   std::string offset = {};                 // zeros [N, 1]
@@ -156,8 +157,8 @@ StoredWeights EncodeStored(const Stored& how, Random& random, size_t rows, size_
   const bool powers = how.scale_dtype == DType::kU8 || how.scale_dtype == DType::kF8E8M0;
   // E4M3 scales are near 1, the scale of all does the rest.
   const bool is_nvfp4 = how.scale_dtype == DType::kF8E4M3;
-  std::vector<float> scales = RandomScales(random, grid_rows * grid_cols,
-                                           is_nvfp4 ? 0.2 : SizeOf(how.code), powers);
+  std::vector<float> scales =
+      RandomScales(random, grid_rows * grid_cols, is_nvfp4 ? 0.2 : SizeOf(how.code), powers);
   std::vector<size_t> shape = {grid_rows, grid_cols};
   if (how.rows == 0 && how.cols == 0) shape = {1};
   float all = 1;
@@ -260,11 +261,11 @@ StoredWeights EncodeGptq(const Gptq& how, Random& random, size_t rows, size_t co
                  return uint32_t{codes.bits[w % rows * cols + w / rows * per_word + i]};
                }));
   const size_t zero_words = rows / per_word;
-  stored.tensors["qzeros"] =
-      TensorOf(DType::kI32, {groups, zero_words},
-               Words(groups * zero_words, how.bits, [&](size_t w, size_t i) {
-                 return uint32_t{zeros.bits[(w % zero_words * per_word + i) * groups + w / zero_words]};
-               }));
+  stored.tensors["qzeros"] = TensorOf(
+      DType::kI32, {groups, zero_words},
+      Words(groups * zero_words, how.bits, [&](size_t w, size_t i) {
+        return uint32_t{zeros.bits[(w % zero_words * per_word + i) * groups + w / zero_words]};
+      }));
   std::vector<float> turned;
   for (size_t j = 0; j < groups; ++j) {
     for (size_t n = 0; n < rows; ++n) turned.push_back(scales[n * groups + j]);
@@ -314,11 +315,11 @@ StoredWeights EncodePacked(const PackQuantized& how, Random& random, size_t rows
       TensorOf(DType::kI64, {2}, std::vector<int64_t>{int64_t(rows), int64_t(cols)});
   if (!how.symmetric) {
     const size_t lines = Up(rows, per_word);
-    stored.tensors["weight_zero_point"] =
-        TensorOf(DType::kI32, {lines, groups}, Words(lines * groups, how.bits, [&](size_t w, size_t i) {
-                   const size_t n = w / groups * per_word + i;
-                   return n < rows ? uint32_t{zeros.bits[n * groups + w % groups]} : 0u;
-                 }));
+    stored.tensors["weight_zero_point"] = TensorOf(
+        DType::kI32, {lines, groups}, Words(lines * groups, how.bits, [&](size_t w, size_t i) {
+          const size_t n = w / groups * per_word + i;
+          return n < rows ? uint32_t{zeros.bits[n * groups + w % groups]} : 0u;
+        }));
   }
   if (how.shuffled) stored.tensors["weight_g_idx"] = TensorOf(DType::kI32, {cols}, order);
   for (size_t n = 0; n < rows; ++n) {
@@ -342,7 +343,7 @@ Encoder AsPacked(PackQuantized how) {
 
 struct SlimInt4 {
   bool paired = true;
-  size_t group = 0;       // of the second scale
+  size_t group = 0;  // of the second scale
   bool scale_bias = true;
 };
 
@@ -360,8 +361,8 @@ StoredWeights EncodeSlimInt4(const SlimInt4& how, Random& random, const std::str
   if (how.paired) {
     for (size_t n = 0; n < rows; n += 2) {
       for (size_t k = 0; k < cols; ++k) {
-        bytes.push_back(static_cast<uint8_t>(codes.bits[n * cols + k] |
-                                             codes.bits[(n + 1) * cols + k] << 4));
+        bytes.push_back(
+            static_cast<uint8_t>(codes.bits[n * cols + k] | codes.bits[(n + 1) * cols + k] << 4));
       }
     }
   } else {
@@ -402,9 +403,8 @@ Encoder AsSlimInt4(SlimInt4 how) {
 }
 
 StoredWeights EncodeStaticInt8(Random& random, size_t rows, size_t cols) {
-  StoredWeights stored =
-      EncodeStored({.code = Code::kI8, .dtype = DType::kI8, .offset = "weight_offset"}, random,
-                   rows, cols);
+  StoredWeights stored = EncodeStored(
+      {.code = Code::kI8, .dtype = DType::kI8, .offset = "weight_offset"}, random, rows, cols);
   const float input_scale = 0.03125f;
   const int offset = -3;
   std::vector<float> deq(rows);
@@ -424,9 +424,7 @@ StoredWeights EncodeStaticInt8(Random& random, size_t rows, size_t cols) {
 
 // --- The table -----------------------------------------------------------------------------------
 
-bool IsExpert(const std::string& module) {
-  return module.find(".experts.") != std::string::npos;
-}
+bool IsExpert(const std::string& module) { return module.find(".experts.") != std::string::npos; }
 bool IsDown(const std::string& module) { return module.ends_with("down_proj"); }
 
 // A group of compressed-tensors.
@@ -435,8 +433,11 @@ Json CtGroup(const Json& targets, const Json& weights, const Json& activations =
 }
 Json CtArguments(int bits, const char* type, const char* strategy, bool dynamic = false,
                  const Json& more = Json::object()) {
-  Json arguments = {{"num_bits", bits}, {"type", type}, {"strategy", strategy},
-                    {"symmetric", true}, {"dynamic", dynamic}};
+  Json arguments = {{"num_bits", bits},
+                    {"type", type},
+                    {"strategy", strategy},
+                    {"symmetric", true},
+                    {"dynamic", dynamic}};
   arguments.update(more);
   return arguments;
 }
@@ -481,40 +482,49 @@ void AddFp8(std::vector<QuantizedFormat>& all) {
   const Stored tensor = {.rows = 0};
   Stored with_input = tensor;
   with_input.positive = {"input_scale"};
-  all.push_back({"fp8_tensor_dynamic",
-                 {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"},
-                  {"ignored_layers", kLeftOut}},
-                 AsStored(tensor)});
-  all.push_back({"fp8_tensor_static",
-                 {{"quant_method", "fp8"}, {"activation_scheme", "static"},
-                  {"ignored_layers", kLeftOut}},
-                 AsStored(with_input)});
+  all.push_back(
+      {"fp8_tensor_dynamic",
+       {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"}, {"ignored_layers", kLeftOut}},
+       AsStored(tensor)});
+  all.push_back(
+      {"fp8_tensor_static",
+       {{"quant_method", "fp8"}, {"activation_scheme", "static"}, {"ignored_layers", kLeftOut}},
+       AsStored(with_input)});
   all.push_back({"w8a8_fp8", {{"quant_method", "w8a8_fp8"}}, AsStored({})});
   all.push_back({"mxfp8",
                  {{"quant_method", "mxfp8"}, {"ignored_layers", kLeftOut}},
                  AsStored({.scale = "weight_scale_inv", .scale_dtype = DType::kU8, .cols = 32})});
-  const Stored expert = {.code = Code::kI4, .dtype = DType::kI8, .scale = "weight_scale_inv",
-                         .cols = 32, .positive = {"input_scale"}};
+  const Stored expert = {.code = Code::kI4,
+                         .dtype = DType::kI8,
+                         .scale = "weight_scale_inv",
+                         .cols = 32,
+                         .positive = {"input_scale"}};
   all.push_back({"w4afp8",
                  {{"quant_method", "w4afp8"}, {"group_size", 32}, {"ignored_layers", kLeftOut}},
                  [=](Random& random, const std::string& module, size_t rows, size_t cols) {
-                   return EncodeStored(
-                       IsExpert(module) ? expert : Fp8Blocks(DType::kF32, 128, 128), random, rows,
-                       cols);
+                   return EncodeStored(IsExpert(module) ? expert : Fp8Blocks(DType::kF32, 128, 128),
+                                       random, rows, cols);
                  }});
 }
 
 void AddWords(std::vector<QuantizedFormat>& all) {
   all.push_back({"awq",
-                 {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 32}, {"zero_point", true},
-                  {"version", "gemm"}, {"modules_to_not_convert", kLeftOut}},
+                 {{"quant_method", "awq"},
+                  {"bits", 4},
+                  {"group_size", 32},
+                  {"zero_point", true},
+                  {"version", "gemm"},
+                  {"modules_to_not_convert", kLeftOut}},
                  [](Random& random, const std::string&, size_t rows, size_t cols) {
                    return EncodeAwq(random, rows, cols, 32);
                  }});
   const auto gptq = [](int bits, int group, const char* format, bool desc_act) {
-    return Json{{"quant_method", "gptq"},        {"bits", bits},
-                {"group_size", group},           {"desc_act", desc_act},
-                {"sym", false},                  {"checkpoint_format", format},
+    return Json{{"quant_method", "gptq"},
+                {"bits", bits},
+                {"group_size", group},
+                {"desc_act", desc_act},
+                {"sym", false},
+                {"checkpoint_format", format},
                 {"dynamic", {{"-:.*mlp.gate$", Json::object()}}}};
   };
   all.push_back({"gptq", gptq(4, 32, "gptq", false), AsGptq({})});
@@ -522,7 +532,8 @@ void AddWords(std::vector<QuantizedFormat>& all) {
   all.push_back({"gptq_channel", gptq(4, -1, "gptq", false), AsGptq({.group = 0})});
   all.push_back({"gptq_v2", gptq(4, 32, "gptq_v2", false), AsGptq({.is_v2 = true})});
   all.push_back({"gptq_8bit", gptq(8, 32, "gptq", false), AsGptq({.bits = 8})});
-  all.push_back({"gptq_8bit_v2", gptq(8, 32, "gptq_v2", false), AsGptq({.bits = 8, .is_v2 = true})});
+  all.push_back(
+      {"gptq_8bit_v2", gptq(8, 32, "gptq_v2", false), AsGptq({.bits = 8, .is_v2 = true})});
   all.push_back({"gptq_desc_act", gptq(4, 32, "gptq", true), AsGptq({.shuffled = true})});
   // Experts that no token reached keep the order of their columns.
   all.push_back({"gptq_desc_act_of_some", gptq(4, 32, "gptq", true),
@@ -563,11 +574,11 @@ void AddCompressedTensors(std::vector<QuantizedFormat>& all) {
                        CtArguments(8, "float", "block", false, {{"block_structure", {128, 128}}}),
                        CtArguments(8, "float", "group", true, {{"group_size", 128}})),
                  AsStored({.rows = 128, .cols = 128})});
-  all.push_back({"ct_mxfp8",
-                 CtOne("float-quantized",
-                       CtArguments(8, "float", "group", false, {{"group_size", 32}}),
-                       CtArguments(8, "float", "group", true, {{"group_size", 32}})),
-                 AsStored({.scale_dtype = DType::kU8, .cols = 32})});
+  all.push_back(
+      {"ct_mxfp8",
+       CtOne("float-quantized", CtArguments(8, "float", "group", false, {{"group_size", 32}}),
+             CtArguments(8, "float", "group", true, {{"group_size", 32}})),
+       AsStored({.scale_dtype = DType::kU8, .cols = 32})});
   const Stored int8 = {.code = Code::kI8, .dtype = DType::kI8};
   all.push_back({"ct_int8",
                  CtOne("int-quantized", CtArguments(8, "int", "channel"),
@@ -600,30 +611,36 @@ void AddCompressedTensors(std::vector<QuantizedFormat>& all) {
   all.back().hidden = 44;  // no multiple of the eight codes of a word
   all.back().inner = 20;
   all.push_back({"ct_w8a16", packed(8, 32, true, false), AsPacked({.bits = 8})});
-  all.push_back({"ct_w8a16_asym", packed(8, 32, false, false),
-                 AsPacked({.bits = 8, .symmetric = false})});
+  all.push_back(
+      {"ct_w8a16_asym", packed(8, 32, false, false), AsPacked({.bits = 8, .symmetric = false})});
   all.push_back({"ct_w8a16_channel", packed(8, 0, true, false), AsPacked({.bits = 8, .group = 0})});
   all.push_back({"ct_nvfp4",
                  CtOne("nvfp4-pack-quantized",
                        CtArguments(4, "float", "tensor_group", false, {{"group_size", 16}}),
                        CtArguments(4, "float", "tensor_group", false,
                                    {{"group_size", 16}, {"dynamic", "local"}})),
-                 AsStored({.code = Code::kE2m1, .dtype = DType::kU8, .codes = "weight_packed",
-                           .scale_dtype = DType::kF8E4M3, .cols = 16,
-                           .tensor_scale = "weight_global_scale", .is_reciprocal = true,
+                 AsStored({.code = Code::kE2m1,
+                           .dtype = DType::kU8,
+                           .codes = "weight_packed",
+                           .scale_dtype = DType::kF8E4M3,
+                           .cols = 16,
+                           .tensor_scale = "weight_global_scale",
+                           .is_reciprocal = true,
                            .positive = {"input_global_scale"}})});
-  all.push_back({"ct_mxfp4",
-                 CtOne("mxfp4-pack-quantized",
-                       CtArguments(4, "float", "group", false, {{"group_size", 32}})),
-                 AsStored({.code = Code::kE2m1, .dtype = DType::kU8, .codes = "weight_packed",
-                           .scale_dtype = DType::kU8, .cols = 32})});
+  all.push_back(
+      {"ct_mxfp4",
+       CtOne("mxfp4-pack-quantized", CtArguments(4, "float", "group", false, {{"group_size", 32}})),
+       AsStored({.code = Code::kE2m1,
+                 .dtype = DType::kU8,
+                 .codes = "weight_packed",
+                 .scale_dtype = DType::kU8,
+                 .cols = 32})});
   // Attention, w13 and w2 each their own way; the group that says least comes first.
-  Json groups = {
-      {"group_0", CtGroup({"Linear"}, fp8_channel, token)},
-      {"group_1", CtGroup({"re:.*experts.*(gate|up)_proj$"},
-                          CtArguments(4, "int", "group", false, {{"group_size", 32}}))},
-      {"group_2", CtGroup({"re:.*experts.*down_proj$"},
-                          CtArguments(8, "int", "group", false, {{"group_size", 32}}))}};
+  Json groups = {{"group_0", CtGroup({"Linear"}, fp8_channel, token)},
+                 {"group_1", CtGroup({"re:.*experts.*(gate|up)_proj$"},
+                                     CtArguments(4, "int", "group", false, {{"group_size", 32}}))},
+                 {"group_2", CtGroup({"re:.*experts.*down_proj$"},
+                                     CtArguments(8, "int", "group", false, {{"group_size", 32}}))}};
   groups["group_1"]["format"] = groups["group_2"]["format"] = "pack-quantized";
   all.push_back({"ct_mixed", CtConfig("mixed-precision", groups),
                  [](Random& random, const std::string& module, size_t rows, size_t cols) {
@@ -634,10 +651,14 @@ void AddCompressedTensors(std::vector<QuantizedFormat>& all) {
 }
 
 void AddInt8AndNvFp4(std::vector<QuantizedFormat>& all) {
-  all.push_back({"w8a8_int8", {{"quant_method", "w8a8_int8"}},
+  all.push_back({"w8a8_int8",
+                 {{"quant_method", "w8a8_int8"}},
                  AsStored({.code = Code::kI8, .dtype = DType::kI8})});
-  const Stored nvfp4 = {.code = Code::kE2m1, .dtype = DType::kU8, .scale_dtype = DType::kF8E4M3,
-                        .cols = 16, .tensor_scale = "weight_scale_2",
+  const Stored nvfp4 = {.code = Code::kE2m1,
+                        .dtype = DType::kU8,
+                        .scale_dtype = DType::kF8E4M3,
+                        .cols = 16,
+                        .tensor_scale = "weight_scale_2",
                         .positive = {"input_scale"}};
   all.push_back({"modelopt_nvfp4",
                  {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}, {"ignore", kLeftOut}},
@@ -652,7 +673,8 @@ void AddInt8AndNvFp4(std::vector<QuantizedFormat>& all) {
                  {{"quant_method", "modelopt"}, {"quant_algo", "FP8"}, {"ignore", kLeftOut}},
                  AsStored({.rows = 0, .positive = {"input_scale"}})});
   all.push_back({"modelopt_fp8_channel",
-                 {{"quant_method", "modelopt"}, {"quant_algo", "FP8_PER_CHANNEL_PER_TOKEN"},
+                 {{"quant_method", "modelopt"},
+                  {"quant_algo", "FP8_PER_CHANNEL_PER_TOKEN"},
                   {"ignore", kLeftOut}},
                  AsStored({})});
 }
@@ -665,14 +687,14 @@ void AddQuark(std::vector<QuantizedFormat>& all) {
                 {"exclude", {"lm_head", "re:.*mlp.gate$"}}};
   };
   const auto mx = [](const char* dtype, bool dynamic) {
-    return Json{{"dtype", dtype}, {"qscheme", "per_group"}, {"group_size", 32},
-                {"is_dynamic", dynamic}};
+    return Json{
+        {"dtype", dtype}, {"qscheme", "per_group"}, {"group_size", 32}, {"is_dynamic", dynamic}};
   };
   const auto plain = [](const char* dtype, const char* qscheme, bool dynamic) {
     return Json{{"dtype", dtype}, {"qscheme", qscheme}, {"is_dynamic", dynamic}};
   };
-  const Stored mxfp4 = {.code = Code::kE2m1, .dtype = DType::kU8, .scale_dtype = DType::kU8,
-                        .cols = 32};
+  const Stored mxfp4 = {
+      .code = Code::kE2m1, .dtype = DType::kU8, .scale_dtype = DType::kU8, .cols = 32};
   Stored with_input = mxfp4;
   with_input.positive = {"input_scale"};
   all.push_back({"quark_w4a4", config(mx("fp4", false), mx("fp4", true)), AsStored(mxfp4)});
@@ -681,28 +703,28 @@ void AddQuark(std::vector<QuantizedFormat>& all) {
   all.push_back({"quark_mxfp4_fp8_static",
                  config(mx("fp4", false), plain("fp8_e4m3", "per_tensor", false)),
                  AsStored(with_input)});
-  all.push_back({"quark_fp8_static",
-                 config(plain("fp8_e4m3", "per_tensor", false),
-                        plain("fp8_e4m3", "per_tensor", false)),
-                 AsStored({.rows = 0, .positive = {"input_scale"}})});
-  all.push_back({"quark_fp8_channel",
-                 config(plain("fp8_e4m3", "per_channel", false),
-                        plain("fp8_e4m3", "per_channel", true)),
-                 AsStored({})});
+  all.push_back(
+      {"quark_fp8_static",
+       config(plain("fp8_e4m3", "per_tensor", false), plain("fp8_e4m3", "per_tensor", false)),
+       AsStored({.rows = 0, .positive = {"input_scale"}})});
+  all.push_back(
+      {"quark_fp8_channel",
+       config(plain("fp8_e4m3", "per_channel", false), plain("fp8_e4m3", "per_channel", true)),
+       AsStored({})});
   const Stored int8 = {.code = Code::kI8, .dtype = DType::kI8};
   all.push_back({"quark_int8",
                  config(plain("int8", "per_channel", false), plain("int8", "per_channel", true)),
                  AsStored(int8)});
   // The first glob that matches counts, in the order of the file.
   Json mixed = config(mx("fp4", false), mx("fp4", true));
-  mixed["layer_quant_config"] = {
-      {"*k_proj", {{"weight", plain("int8", "per_channel", false)},
-                   {"input_tensors", plain("int8", "per_channel", true)}}},
-      {"*_proj", {{"weight", plain("fp8_e4m3", "per_channel", false)},
-                  {"input_tensors", plain("fp8_e4m3", "per_channel", true)}}}};
-  mixed["layer_quant_config"] = {
-      {"*self_attn.k_proj", mixed["layer_quant_config"]["*k_proj"]},
-      {"*self_attn*", mixed["layer_quant_config"]["*_proj"]}};
+  mixed["layer_quant_config"] = {{"*k_proj",
+                                  {{"weight", plain("int8", "per_channel", false)},
+                                   {"input_tensors", plain("int8", "per_channel", true)}}},
+                                 {"*_proj",
+                                  {{"weight", plain("fp8_e4m3", "per_channel", false)},
+                                   {"input_tensors", plain("fp8_e4m3", "per_channel", true)}}}};
+  mixed["layer_quant_config"] = {{"*self_attn.k_proj", mixed["layer_quant_config"]["*k_proj"]},
+                                 {"*self_attn*", mixed["layer_quant_config"]["*_proj"]}};
   all.push_back({"quark_mixed", mixed,
                  [=](Random& random, const std::string& module, size_t rows, size_t cols) {
                    if (module.ends_with("k_proj")) return EncodeStored(int8, random, rows, cols);
@@ -714,8 +736,8 @@ void AddModelSlim(std::vector<QuantizedFormat>& all) {
   const Encoder dynamic =
       AsStored({.code = Code::kI8, .dtype = DType::kI8, .offset = "weight_offset"});
   const Stored mx8 = {.scale_dtype = DType::kU8, .cols = 32};
-  const Stored mx4 = {.code = Code::kE2m1, .dtype = DType::kU8, .scale_dtype = DType::kU8,
-                      .cols = 32};
+  const Stored mx4 = {
+      .code = Code::kE2m1, .dtype = DType::kU8, .scale_dtype = DType::kU8, .cols = 32};
   // Experts one way, the rest W8A8_DYNAMIC.
   const auto add = [&](std::string name, std::string scheme, const Encoder& experts) {
     all.push_back({std::move(name), nullptr,

@@ -22,8 +22,8 @@ struct StoredWeights {
 };
 
 using Random = std::mt19937;
-using Encoder =
-    std::function<StoredWeights(Random& random, const std::string& module, size_t rows, size_t cols)>;
+using Encoder = std::function<StoredWeights(Random& random, const std::string& module, size_t rows,
+                                            size_t cols)>;
 
 // One way to store a model.
 struct QuantizedFormat {

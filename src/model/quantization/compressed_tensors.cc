@@ -66,6 +66,8 @@ ActQuant ReadActivations(ConfigReader& group) {
   ActQuant act;
   if (!group.Has("input_activations")) return act;
   const Arguments in = ReadArguments(group.Object("input_activations"));
+  if (in.is_dynamic && !in.is_symmetric)
+    group.Refuse("input_activations", "dynamic activations with zero points are not computed");
   const bool per_token = in.strategy == "token" || (in.strategy == "tensor" && in.is_dynamic);
   if (!in.is_float && in.bits == 8) {
     if (per_token && in.is_dynamic) {

@@ -87,13 +87,35 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
   }
   const bool quantises_head = config.Flag("lm_head", false);
   std::vector<std::string> left_out = OptionalTexts(config, "modules_to_not_convert");
-  config.Ignore({"quant_method", "group_size", "damp_percent", "damp_auto_increment",
-                 "model_file_base_name", "model_name_or_path", "true_sequential", "static_groups",
-                 "modules_in_block_to_quantize", "dataset", "tokenizer", "use_cuda_fp16",
-                 "use_exllama", "disable_exllama", "max_input_length", "batch_size", "backend",
-                 "block_name_to_quantize", "cache_block_outputs", "exllama_config", "meta",
-                 "model_seqlen", "module_name_preceding_first_block", "pad_token_id", "quantizer",
-                 "pack_dtype", "is_marlin_format", "uri", "hyb_act"});
+  config.Ignore({"quant_method",
+                 "group_size",
+                 "damp_percent",
+                 "damp_auto_increment",
+                 "model_file_base_name",
+                 "model_name_or_path",
+                 "true_sequential",
+                 "static_groups",
+                 "modules_in_block_to_quantize",
+                 "dataset",
+                 "tokenizer",
+                 "use_cuda_fp16",
+                 "use_exllama",
+                 "disable_exllama",
+                 "max_input_length",
+                 "batch_size",
+                 "backend",
+                 "block_name_to_quantize",
+                 "cache_block_outputs",
+                 "exllama_config",
+                 "meta",
+                 "model_seqlen",
+                 "module_name_preceding_first_block",
+                 "pad_token_id",
+                 "quantizer",
+                 "pack_dtype",
+                 "is_marlin_format",
+                 "uri",
+                 "hyb_act"});
   return std::make_unique<GptqRules>(options, std::move(overrides), std::move(left_out),
                                      quantises_head);
 }

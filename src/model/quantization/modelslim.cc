@@ -47,8 +47,7 @@ class StaticInt8 : public StorageScheme {
     if (tensors.Has(6)) RequireZeroOffsets(tensors, "weight_offset", tensors.views[6]);
     const float input_scale = PositiveScalar(tensors, "input_scale", tensors.views[3]);
     const float offset = ActOffset(tensors, "input_offset", tensors.views[4]);
-    WeightMatrix matrix =
-        WeightMatrix::Dense(codes.data, DType::kI8, tensors.rows, tensors.cols);
+    WeightMatrix matrix = WeightMatrix::Dense(codes.data, DType::kI8, tensors.rows, tensors.cols);
     matrix.format.scale_rows = 1;
     matrix.format.scale_cols = std::max<size_t>(1, tensors.cols);
     matrix.scale_stride = 1;
@@ -80,9 +79,10 @@ class StaticInt8 : public StorageScheme {
     }
     const auto is_zero = [](std::byte code) { return code == std::byte{0}; };
     if (!any_scale && !std::all_of(codes.data, codes.data + codes.NumBytes(), is_zero))
-      tensors.Refuse("deq_scale", fmt::format("all {} scales are 0 and the codes are not: they were "
-                                              "never written",
-                                              tensors.rows));
+      tensors.Refuse("deq_scale",
+                     fmt::format("all {} scales are 0 and the codes are not: they were "
+                                 "never written",
+                                 tensors.rows));
     matrix.scale = reinterpret_cast<const std::byte*>(scales);
     if (has_bias) matrix.bias = bias;
     return matrix;
@@ -119,8 +119,7 @@ StoredCodesOptions Microscaled(std::string_view moe_scheme, DType dtype, ActQuan
   return options;
 }
 
-std::unique_ptr<StorageScheme> MakeScheme(const std::string& name, size_t group,
-                                          bool new_packing) {
+std::unique_ptr<StorageScheme> MakeScheme(const std::string& name, size_t group, bool new_packing) {
   if (name == "W8A8") return std::make_unique<StaticInt8>();
   if (name == "W8A8_DYNAMIC")
     return std::make_unique<StoredCodes>(PerOutput("w8a8_int8", ActQuantKind::kInt8Token));
@@ -193,9 +192,8 @@ class Rules : public QuantizationRules {
       if (found == scheme_of.end()) continue;
       return found->second == kFloat ? nullptr : schemes.at(found->second).get();
     }
-    throw Error(ErrorCode::kCorruptData,
-                fmt::format("{}: says nothing about {}.weight (tried {})", file, module,
-                            fmt::join(tried, ", ")));
+    throw Error(ErrorCode::kCorruptData, fmt::format("{}: says nothing about {}.weight (tried {})",
+                                                     file, module, fmt::join(tried, ", ")));
   }
 };
 

@@ -145,8 +145,8 @@ ModuleList::ModuleList(std::vector<std::string> lines) {
 }
 
 bool ModuleList::Names(std::string_view module) const {
-  return std::ranges::any_of(
-             lines_, [&](const std::string& line) { return NamesModule(line, module); }) ||
+  return std::ranges::any_of(lines_,
+                             [&](const std::string& line) { return NamesModule(line, module); }) ||
          std::ranges::any_of(expressions_,
                              [&](const ModuleRegex& regex) { return regex.Matches(module); });
 }
