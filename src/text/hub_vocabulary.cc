@@ -17,7 +17,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kSpace = "\u2581";
 constexpr size_t kMaxIds = size_t{1} << 22;
 
 enum TokenType : int32_t { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused, kByte };
