@@ -129,11 +129,11 @@ ConvertSource::Experts ConvertSource::ExpertsAt(const std::string& prefix) const
 
 // Module that stores a matrix of its own.
 std::string ConvertSource::StoredModule(const ModelPart& part) const {
-  const std::string prefix = BlockPrefix(part);
+  std::string prefix = BlockPrefix(part);
   if (part.kind != Kind::kExpert) return prefix;
   ModelPart stored = part;
   stored.module = prefix;
-  const std::string module = ExpertModule(config_, stored);
+  std::string module = ExpertModule(config_, stored);
   // By any tensor of it: the names of products are a family's, or those of all others.
   for (std::string_view suffix : {"weight", "qweight", "weight_packed"}) {
     if (source_->Has(fmt::format("{}.{}", module, suffix))) return module;
