@@ -1,5 +1,5 @@
 // Any bytes as a GGUF file: refused with switchyard::Error, or every value of every key and every
-// byte of every tensor can be read.
+// byte of every tensor can be read, and the config is read or refused.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 
+#include "model/gguf_config.h"
 #include "switchyard/core/error.h"
 #include "switchyard/model/gguf.h"
 
@@ -22,7 +23,7 @@ void Require(bool condition) {
 
 void CheckError(const Error& error) {
   Require(error.code() == ErrorCode::kCorruptData || error.code() == ErrorCode::kUnsupported);
-  Require(error.message().starts_with("fuzz.gguf: "));
+  Require(error.message().starts_with("fuzz.gguf"));
   Require(error.message().size() < 4000);
 }
 
@@ -62,6 +63,15 @@ void ReadAll(std::span<const std::byte> bytes) {
   (void)sink;
 }
 
+void ReadConfig(std::span<const std::byte> bytes) {
+  const auto files = switchyard::ModelFiles::FromMemory("fuzz", {{"fuzz.gguf", bytes}});
+  const auto model = switchyard::GgufModel::Open(files, "fuzz.gguf");
+  const switchyard::ModelConfig config = switchyard::ReadGgufConfig(model);
+  Require(config.vocab_size > 0 && config.hidden_size > 0 && config.num_heads > 0);
+  Require(config.num_heads % config.num_kv_heads == 0 && config.rope.rotary_dim % 2 == 0);
+  Require(config.top_k >= 1 && config.top_k <= config.num_experts);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -70,6 +80,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size != 0) std::memcpy(copy.get(), data, size);
   try {
     ReadAll({copy.get(), size});
+    ReadConfig({copy.get(), size});
   } catch (const Error& error) {
     CheckError(error);
   }

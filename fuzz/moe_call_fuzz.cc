@@ -115,6 +115,7 @@ class Call {
     options.experts = 1 + bytes_.Below(8);
     options.hidden = 1 + bytes_.Below(48);
     options.intermediate = 1 + bytes_.Below(40);
+    testing::FitSizes(options);
     const uint8_t flags = bytes_.Next();
     options.bias = (flags & 1) != 0;
     options.storage = static_cast<testing::GateUpStorage>((flags >> 1) % 3);

@@ -117,9 +117,11 @@ double DecodeRate(Executor& executor, size_t count, size_t batch, uint64_t seed)
 double StepBytes(const Model& model, size_t batch) {
   const ModelConfig& config = model.config();
   const auto all = static_cast<double>(model.active_bytes_per_token());
+  if (config.num_moe_layers() == 0) return all;
+  const moe::ExpertWeights& experts = model.experts(0);
+  const double bits = 2 * BitsPerWeight(experts.w1) + BitsPerWeight(experts.w2);
   const double expert =
-      3.0 * static_cast<double>(config.hidden_size * config.moe_intermediate_size *
-                                DTypeBytes(model.weight_dtype()));
+      static_cast<double>(config.hidden_size * config.moe_intermediate_size) * bits / 8;
   const double layers = static_cast<double>(config.num_moe_layers());
   const double k = static_cast<double>(config.top_k);
   const double e = static_cast<double>(std::max<size_t>(config.num_experts, 1));

@@ -193,11 +193,9 @@ ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dty
 
 DType KvDType(const Settings& settings, DType activation_dtype) {
   const std::string& name = settings.Get("kv-dtype");
-  if (name == "f32") return DType::kF32;
-  if (name == "f16") return DType::kF16;
-  if (name == "bf16") return DType::kBF16;
-  if (name == "fp8") return DType::kF8E4M3;
-  if (name == "int8") return DType::kI8;
+  for (const auto& [known, dtype] : kKvDTypes) {
+    if (known == name) return dtype;
+  }
   return activation_dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
 }
 

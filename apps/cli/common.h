@@ -2,11 +2,13 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ranks.h"
@@ -50,6 +52,14 @@ std::unique_ptr<ThreadPool> MakeThreadPool(const Settings& settings, NumaPlaceme
 
 // The model options that the settings ask for; `act_dtype` is what the verb takes if nobody set it.
 ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dtype);
+
+// Types that --kv-dtype names.
+inline constexpr std::array<std::pair<std::string_view, DType>, 5> kKvDTypes = {
+    {{"f32", DType::kF32},
+     {"bf16", DType::kBF16},
+     {"f16", DType::kF16},
+     {"fp8", DType::kF8E4M3},
+     {"int8", DType::kI8}}};
 
 // The type of the KV cache: f32 with f32 activations, else bf16, unless the settings say otherwise.
 DType KvDType(const Settings& settings, DType activation_dtype);

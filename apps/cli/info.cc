@@ -7,6 +7,8 @@
 #include "common.h"
 #include "kernels/matmul/matmul.h"
 #include "model/architectures/architecture.h"
+#include "model/quantization/online.h"
+#include "model/quantization/quantization.h"
 #include "ranks.h"
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/memory.h"
@@ -67,6 +69,19 @@ ordered_json Build() {
   for (const ArchitectureEntry* entry : AllArchitectures()) {
     architectures.push_back({{"name", entry->name}, {"summary", entry->summary}});
   }
+  ordered_json producers = ordered_json::array();
+  for (const QuantizationProducer* producer : AllQuantizationProducers())
+    producers.push_back({{"name", producer->quant_method}, {"summary", producer->summary}});
+  ordered_json online = ordered_json::array();
+  for (const OnlineScheme& scheme : OnlineSchemes()) {
+    online.push_back(
+        {{"name", scheme.name}, {"summary", scheme.summary}, {"scheme", scheme.moe_scheme}});
+  }
+  ordered_json ggml_types = ordered_json::array();
+  for (auto i = static_cast<int>(kFirstGgmlBlock); i <= static_cast<int>(kLastGgmlBlock); ++i)
+    ggml_types.push_back(DTypeName(static_cast<DType>(i)));
+  ordered_json kv_dtypes = ordered_json::array();
+  for (const auto& [name, dtype] : kKvDTypes) kv_dtypes.push_back(name);
   return {{"version", SWITCHYARD_VERSION},
           {"compiler", __VERSION__},
 #ifdef NDEBUG
@@ -82,8 +97,11 @@ ordered_json Build() {
           {"activations", Named(registry.activations())},
           {"matmul_kernels", kernels},
           {"architectures", architectures},
-          {"absent",
-           {{{"name", "GGUF"}, {"reason", "this version reads unquantised safetensors only"}}}}};
+          {"quant_methods", producers},
+          {"quantize_schemes", online},
+          {"ggml_types", ggml_types},
+          {"kv_dtypes", kv_dtypes},
+          {"absent", ordered_json::array()}};
 }
 
 // Why the choices are what they are, for the runner of unquantised experts.
@@ -130,6 +148,7 @@ std::vector<std::string> Explain(const Settings& settings) {
 void PrintTable(const std::string& title, const ordered_json& object) {
   fmt::print("{}\n", title);
   for (const auto& [key, value] : object.items()) {
+    if (value.is_array() && value.empty()) continue;
     if (!value.is_array()) {
       fmt::print("  {:<24} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
       continue;

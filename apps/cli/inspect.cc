@@ -2,18 +2,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "common.h"
+#include "inspect_gguf.h"
 #include "inspect_placement.h"
 #include "inspect_routing.h"
+#include "inspect_weights.h"
 #include "model/architectures/architecture.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/memory.h"
 #include "switchyard/engine/kv_cache.h"
-#include "switchyard/model/checkpoint.h"
+#include "switchyard/model/model.h"
 #include "verb.h"
 
 namespace switchyard::cli {
@@ -71,7 +71,8 @@ ordered_json DescribeConfig(const ModelConfig& config) {
 }
 
 ordered_json DescribeMemory(const Model& model, const Settings& settings) {
-  const KvCache one_block(model.config(), KvDType(settings, model.activation_dtype()), 1);
+  const DType kv_dtype = KvDType(settings, model.activation_dtype());
+  const KvCache one_block(model.config(), kv_dtype, 1);
   const size_t context = settings.GetCount("ctx", model.config().max_positions);
   if (context > model.config().max_positions) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -79,65 +80,18 @@ ordered_json DescribeMemory(const Model& model, const Settings& settings) {
                             model.config().max_positions));
   }
   const double kv = static_cast<double>(one_block.bytes_per_token()) * static_cast<double>(context);
+  // Of what is repacked nobody reads the file again.
+  const size_t mapped =
+      model.weight_bytes() - std::min(model.weight_bytes(), model.released_bytes());
   return {{"weights_bytes", model.weight_bytes()},
+          {"mapped_bytes", mapped},
           {"copied_bytes", model.copied_bytes()},
+          {"kv_dtype", DTypeName(kv_dtype)},
           {"kv_bytes_per_token", one_block.bytes_per_token()},
           {"kv_bytes_at_context", kv},
           {"active_bytes_per_token", model.active_bytes_per_token()},
-          {"needed_bytes", static_cast<double>(model.weight_bytes() + model.copied_bytes()) + kv},
+          {"needed_bytes", static_cast<double>(mapped + model.copied_bytes()) + kv},
           {"available_bytes", AvailableBytes()}};
-}
-
-// The part of the model that a tensor belongs to.
-std::string_view PartOf(std::string_view name, size_t num_layers) {
-  constexpr std::string_view kLayers = "model.layers.";
-  const auto has = [&](std::string_view text) { return name.find(text) != std::string_view::npos; };
-  if (name.starts_with(kLayers)) {
-    size_t layer = 0;
-    for (char c : name.substr(kLayers.size())) {
-      if (c < '0' || c > '9') break;
-      layer = layer * 10 + static_cast<size_t>(c - '0');
-    }
-    if (layer >= num_layers) return "draft layers (not loaded)";
-  }
-  return has("shared_experts")              ? "shared experts"
-         : has("experts")                   ? "experts"
-         : has("self_attn")                 ? "attention"
-         : has("norm")                      ? "norms"
-         : has(".gate.") || has(".router.") ? "router"
-         : has("embed")                     ? "embedding"
-         : has("lm_head")                   ? "head"
-                                            : "dense mlp";
-}
-
-// Parts of the model by type: "attention: BF16 16.0 bits".
-ordered_json DescribeSchemes(const Checkpoint& checkpoint, size_t num_layers) {
-  std::map<std::string, std::map<std::string, size_t>> bytes;  // part -> dtype -> bytes
-  for (std::string_view name : checkpoint.Names()) {
-    const std::string_view part = PartOf(name, num_layers);
-    const TensorInfo& info = *checkpoint.Info(name);
-    bytes[std::string(part)][std::string(DTypeName(info.dtype))] += info.end - info.begin;
-  }
-  ordered_json parts;
-  for (const auto& [part, by_type] : bytes) {
-    for (const auto& [dtype, size] : by_type)
-      parts[part].push_back({{"scheme", "unquant"}, {"dtype", dtype}, {"bytes", size}});
-  }
-  return parts;
-}
-
-ordered_json DescribeTensors(const Checkpoint& checkpoint) {
-  ordered_json rows = ordered_json::array();
-  for (std::string_view name : checkpoint.Names()) {
-    const TensorInfo& info = *checkpoint.Info(name);
-    rows.push_back(
-        {{"name", name},
-         {"dtype", DTypeName(info.dtype)},
-         {"shape", std::vector<size_t>(info.shape.dims().begin(), info.shape.dims().end())},
-         {"bytes", info.end - info.begin},
-         {"file", checkpoint.FileOf(name)}});
-  }
-  return rows;
 }
 
 void PrintObject(std::string_view title, const ordered_json& object) {
@@ -154,13 +108,9 @@ void PrintObject(std::string_view title, const ordered_json& object) {
 void PrintAll(const ordered_json& all) {
   fmt::print("{}\n", all["model"].get<std::string>());
   PrintObject("config", all["config"]);
-  fmt::print("weights\n");
-  for (const auto& [part, rows] : all["schemes"].items()) {
-    for (const ordered_json& row : rows) {
-      fmt::print("  {:<26} {} ({}), {}\n", part, row["scheme"].get<std::string>(),
-                 row["dtype"].get<std::string>(), FormatBytes(row["bytes"].get<double>()));
-    }
-  }
+  if (all.contains("gguf")) PrintObject("gguf", all["gguf"]);
+  PrintObject("weights", all["weights"]);
+  PrintParts(all["schemes"]);
   PrintObject("memory", all["memory"]);
   fmt::print("computed with\n");
   for (const ordered_json& plan : all["plan"]) {
@@ -171,58 +121,68 @@ void PrintAll(const ordered_json& all) {
   }
   if (all.contains("tensors")) {
     fmt::print("tensors\n");
-    for (const ordered_json& row : all["tensors"]) {
-      fmt::print("  {:<60} {:<5} {:<20} {:>10}  {}\n", row["name"].get<std::string>(),
-                 row["dtype"].get<std::string>(), row["shape"].dump(),
-                 FormatBytes(row["bytes"].get<double>()), row["file"].get<std::string>());
-    }
+    PrintTensors(all["tensors"]);
   }
   if (all.contains("verify")) {
     fmt::print("verify\n");
     for (const ordered_json& line : all["verify"]["problems"])
-      fmt::print("  {}\n", line.get<std::string>());
+      fmt::print("  {}\n", Printable(line.get<std::string>()));
+    for (const ordered_json& line : all["verify"]["remarks"])
+      fmt::print("  remark: {}\n", Printable(line.get<std::string>()));
     fmt::print("  {}\n", all["verify"]["result"].get<std::string>());
   }
+}
+
+// Binding has proven that every tensor is used once and that every byte of every file belongs to
+// one.
+ordered_json DescribeVerification(const Model& model) {
+  const Verification& found = model.verification();
+  return {
+      {"problems", found.problems},
+      {"remarks", found.remarks},
+      {"result",
+       fmt::format("{} tensors, {}: every tensor used once, every byte accounted for, {}",
+                   model.tensors().size(), FormatBytes(static_cast<double>(model.weight_bytes())),
+                   found.problems.empty() ? std::string("no NaN or infinity, all scales valid")
+                                          : fmt::format("{} problems", found.problems.size()))}};
+}
+
+ordered_json DescribePlan(const Model& model) {
+  ordered_json plans = ordered_json::array();
+  for (const ComputePlan& plan : model.Explain()) {
+    plans.push_back({{"part", plan.part},
+                     {"weights", plan.weights},
+                     {"kernel", plan.kernel},
+                     {"runner", plan.runner},
+                     {"reason", plan.reason}});
+  }
+  return plans;
 }
 
 int Run(const Options& options, const Settings& settings) {
   const std::shared_ptr<const ModelFiles> files = OpenModelFiles(options.model);
   const auto pool = MakeThreadPool(settings);
   ModelOptions model_options = MakeModelOptions(settings, "auto");
-  model_options.check_values = options.verify;
+  model_options.look_only = true;
+  model_options.verify = options.verify;
   const std::unique_ptr<Model> model = Model::Load(files, model_options, *pool);
-  const Checkpoint checkpoint = Checkpoint::Open(files);
   ordered_json all;
   all["model"] = files->description();
   all["config"] = DescribeConfig(model->config());
-  all["schemes"] = DescribeSchemes(checkpoint, model->config().layers.size());
+  if (model->gguf() != nullptr) all["gguf"] = DescribeGguf(*model->gguf());
+  all["weights"] = DescribeWeights(*model);
+  all["schemes"] = DescribeParts(*model);
   all["memory"] = DescribeMemory(*model, settings);
-  for (const ComputePlan& plan : model->Explain()) {
-    all["plan"].push_back({{"part", plan.part},
-                           {"weights", plan.weights},
-                           {"kernel", plan.kernel},
-                           {"runner", plan.runner},
-                           {"reason", plan.reason}});
-  }
-  if (options.tensors) all["tensors"] = DescribeTensors(checkpoint);
-  bool good = true;
-  if (options.verify) {
-    // Loading has proven that every tensor is used once and that every byte of every file belongs
-    // to one.
-    good = model->bad_tensors().empty();
-    all["verify"]["problems"] = model->bad_tensors();
-    all["verify"]["result"] = fmt::format(
-        "{} tensors, {}: every tensor used once, every byte accounted for, {}",
-        checkpoint.Names().size(), FormatBytes(static_cast<double>(checkpoint.total_bytes())),
-        good ? "no NaN or infinity"
-             : fmt::format("{} tensors with NaN or infinity", model->bad_tensors().size()));
-  }
+  all["plan"] = DescribePlan(*model);
+  if (options.tensors) all["tensors"] = DescribeTensors(*model);
+  if (options.verify) all["verify"] = DescribeVerification(*model);
   if (options.json) {
-    fmt::print("{}\n", all.dump());
+    // Names in a file need not be UTF-8.
+    fmt::print("{}\n", all.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
   } else {
     PrintAll(all);
   }
-  return good ? 0 : 1;
+  return model->verification().problems.empty() ? 0 : 1;
 }
 
 }  // namespace
@@ -234,7 +194,7 @@ std::function<int()> SetUpInspect(CLI::App& app, Settings& settings) {
   CLI::Option* tensors = app.add_flag("--tensors", options->tensors, "list every tensor");
   CLI::Option* verify =
       app.add_flag("--verify", options->verify,
-                   "read everything and look for NaN and infinity; exit 1 if there is any");
+                   "read everything: NaN, infinity, bad scales and codes; exit 1 if there is any");
   auto picture = std::make_shared<RoutingOptions>();
   CLI::Option* routing =
       app.add_flag("--routing", options->routing,

@@ -244,6 +244,19 @@ const std::string& Checkpoint::FileOf(std::string_view name) const {
   return shards_[found->second.shard_idx].file_name();
 }
 
+TensorView Checkpoint::View(std::string_view name) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) {
+    throw Error(ErrorCode::kNotFound, fmt::format("{}: there is no tensor {}",
+                                                  files_->description(), QuoteForMessage(name)));
+  }
+  return shards_[found->second.shard_idx].View(*found->second.info);
+}
+
+std::string_view Checkpoint::IgnoredReason(std::string_view name) const {
+  return ledger_->IgnoredReason(name);
+}
+
 std::vector<std::string_view> Checkpoint::Names() const {
   std::vector<std::string_view> names;
   names.reserve(tensors_.size());

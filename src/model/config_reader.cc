@@ -90,6 +90,7 @@ struct ConfigReader::Node {
   bool is_opened = false;  // by Object(): Finish looks inside
   double number = 0;       // of a kCount or kNumber; finite
   size_t count = 0;        // of a kCount
+  size_t position = 0;     // among the values of the document
   std::string key;         // inside an object
   std::string text;        // of a kText its value, of a number its digits as they stand in the file
   std::vector<Node> children;  // of an object sorted by key
@@ -238,6 +239,7 @@ class ConfigReader::Builder : public nlohmann::json_sax<nlohmann::json> {
       if (open_.back()->kind == Node::Kind::kObject) node->key = std::move(key_);
     }
     node->kind = kind;
+    node->position = num_values_;
     return *node;
   }
 
@@ -374,6 +376,16 @@ std::vector<std::string> ConfigReader::Names() const {
   std::vector<std::string> names;
   names.reserve(node_->children.size());
   for (const Node& field : node_->children) names.push_back(field.key);
+  return names;
+}
+
+std::vector<std::string> ConfigReader::NamesInOrder() const {
+  std::vector<const Node*> fields;
+  for (const Node& field : node_->children) fields.push_back(&field);
+  std::ranges::sort(fields, {}, &Node::position);
+  std::vector<std::string> names;
+  names.reserve(fields.size());
+  for (const Node* field : fields) names.push_back(field->key);
   return names;
 }
 

@@ -55,6 +55,8 @@ class ConfigReader {
 
   // Names of all fields, sorted; marks none of them.
   std::vector<std::string> Names() const;
+  // The same in the order of the file, for lists of rules of which the first counts.
+  std::vector<std::string> NamesInOrder() const;
 
   // Whole numbers in [min, max]. 8.0 is refused: a count that was written as a float was computed
   // by something that we do not know.

@@ -13,8 +13,9 @@ namespace {
 
 std::string Describe(const MatrixFormat& format) {
   if (!format.is_quantized()) return std::string(DTypeName(format.dtype));
-  return fmt::format("{} with {} scales per {}x{}", DTypeName(format.dtype),
-                     DTypeName(format.scale_dtype), format.scale_rows, format.scale_cols);
+  return fmt::format("{} with {} scales per {}x{}{}", DTypeName(format.dtype),
+                     DTypeName(format.scale_dtype), format.scale_rows, format.scale_cols,
+                     format.has_column_groups ? " of columns that lie apart" : "");
 }
 
 // The larger one, for both banks: their rows are quantised once.
@@ -95,6 +96,16 @@ moe::ExpertBank ExpertSet::MakeBank(const ExpertProduct& product, std::string_vi
   return bank;
 }
 
+void ExpertSet::RequireOneFormat(const moe::ExpertWeights& experts) const {
+  const MatrixFormat &gate_format = experts.w1.format, &up_format = experts.w3.format;
+  const bool are_decoded = IsGgmlBlock(gate_format.dtype) && IsGgmlBlock(up_format.dtype);
+  if (gate_format == up_format || are_decoded) return;
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{}*: the weights of gate_proj are {}, those of up_proj are {}; they must "
+                          "share one type",
+                          prefix_, Describe(gate_format), Describe(up_format)));
+}
+
 moe::ExpertWeights ExpertSet::Assemble(size_t hidden, size_t inner) const {
   moe::ExpertWeights experts;
   experts.hidden_size = hidden;
@@ -102,6 +113,7 @@ moe::ExpertWeights ExpertSet::Assemble(size_t hidden, size_t inner) const {
   experts.w1 = MakeBank(gate, "gate_proj", inner, hidden);
   experts.w3 = MakeBank(up, "up_proj", inner, hidden);
   experts.w2 = MakeBank(down, "down_proj", hidden, inner);
+  RequireOneFormat(experts);
   ShareActScale(experts.w1, experts.w3);
   return experts;
 }

@@ -36,12 +36,14 @@ class ExpertSet {
   // The banks of all experts, in their order. Static scales of activations become the largest of
   // all experts, those of other ranks too (contract 5.2).
   // Errors: kUnsupported naming expert, expected and found, if own experts differ in format or in
-  //   the offsets of their activations; kCorruptData for a scale that is no positive number.
+  //   the offsets of their activations, or gate and up differ; kCorruptData for a scale that is no positive number.
   moe::ExpertWeights Assemble(size_t hidden, size_t inner) const;
 
   ExpertProduct gate, up, down;
 
  private:
+  // Gate and up meet the same rows.
+  void RequireOneFormat(const moe::ExpertWeights& experts) const;
   moe::ExpertBank MakeBank(const ExpertProduct& product, std::string_view name, size_t rows,
                            size_t cols) const;
 

@@ -458,6 +458,19 @@ class GgufFile::Reader {
                                          : ""));
     }
     if (data_bytes != 0) file_.data_ = bytes_.subspan(begin, data_bytes);
+    NotePadding(by_offset, begin);
+  }
+
+  void NotePadding(const std::vector<const GgufTensorInfo*>& by_offset, size_t data_begin) {
+    size_t end = at_;
+    const auto note = [&](size_t next) {
+      if (next > end) file_.padding_.push_back(bytes_.subspan(end, next - end));
+    };
+    for (const GgufTensorInfo* info : by_offset) {
+      note(data_begin + info->offset);
+      end = data_begin + info->offset + info->bytes;
+    }
+    note(bytes_.size());
   }
 
   GgufFile& file_;
@@ -530,9 +543,9 @@ bool CountOf(const GgufEntry& entry, size_t i, uint64_t& count) {
   switch (entry.type) {
     case GgufType::kU8:
     case GgufType::kBool: return from(int{Load<uint8_t>(bytes, i)});
-    case GgufType::kI8: return from(Load<int8_t>(bytes, i));
+    case GgufType::kI8: return from(int64_t{Load<int8_t>(bytes, i)});
     case GgufType::kU16: return from(int{Load<uint16_t>(bytes, i)});
-    case GgufType::kI16: return from(Load<int16_t>(bytes, i));
+    case GgufType::kI16: return from(int64_t{Load<int16_t>(bytes, i)});
     case GgufType::kU32: return from(int64_t{Load<uint32_t>(bytes, i)});
     case GgufType::kI32: return from(Load<int32_t>(bytes, i));
     case GgufType::kU64: count = Load<uint64_t>(bytes, i); return true;

@@ -19,9 +19,7 @@ std::vector<DType> MatrixDTypes() {
 }  // namespace
 
 GgufSource::GgufSource(const GgufModel& gguf, const ModelFiles& files)
-    : gguf_(gguf),
-      files_(files),
-      architecture_(gguf.metadata().Text("general.architecture")) {
+    : gguf_(gguf), files_(files), architecture_(gguf.metadata().Text("general.architecture")) {
   for (const GgufModel::Tensor& tensor : gguf.tensors()) {
     ledger_.Add(tensor.info->name, tensor.info->dtype, tensor.info->shape,
                 tensor.file->file_name());
@@ -56,9 +54,7 @@ TensorView GgufSource::Take(std::string_view name, const Shape& shape,
   return Find(name)->View();
 }
 
-void GgufSource::Release(const TensorView& view) {
-  files_.Release({view.data, view.NumBytes()});
-}
+void GgufSource::Release(const TensorView& view) { files_.Release({view.data, view.NumBytes()}); }
 
 void GgufSource::Ignore(std::string_view name, std::string_view reason) {
   ledger_.Ignore(FileName(name), reason);
@@ -67,12 +63,24 @@ void GgufSource::Ignore(std::string_view name, std::string_view reason) {
 void GgufSource::IgnoreAll(std::string_view prefix, std::string_view reason) {
   // "model.layers.61." is "blk.61.".
   constexpr std::string_view kHub = "model.layers.";
-  const std::string start =
-      prefix.starts_with(kHub) ? fmt::format("blk.{}", prefix.substr(kHub.size()))
-                               : std::string(prefix);
+  const std::string start = prefix.starts_with(kHub)
+                                ? fmt::format("blk.{}", prefix.substr(kHub.size()))
+                                : std::string(prefix);
   for (std::string_view name : ledger_.Names()) {
     if (name.starts_with(start)) ledger_.Ignore(name, reason);
   }
+}
+
+std::vector<LocatedTensor> GgufSource::List() const {
+  std::vector<LocatedTensor> list;
+  for (const GgufModel::Tensor& tensor : gguf_.tensors()) {
+    const GgufTensorInfo& info = *tensor.info;
+    list.push_back(
+        {{std::string(info.name), tensor.file->file_name(), info.dtype, info.shape, info.bytes,
+          TensorRole::kUnused, std::string(ledger_.IgnoredReason(info.name))},
+         tensor.View()});
+  }
+  return list;
 }
 
 void GgufSource::Finish() { ledger_.Finish(files_.description(), "its metadata"); }

@@ -31,11 +31,15 @@ class GgufSource : public TensorSource {
   void IgnoreAll(std::string_view prefix, std::string_view reason) override;
   void Finish() override;
 
+  // For those who look into files: all tensors, in the order of the parts; use is why one is
+  // ignored.
+  std::vector<LocatedTensor> List() const;
+  // The name in the file, or `name` itself where GGUF has none, for messages.
+  std::string FileName(std::string_view name) const;
+
  private:
   // nullptr if there is none.
   const GgufModel::Tensor* Find(std::string_view name) const;
-  // The name in the file, or `name` itself where GGUF has none, for messages.
-  std::string FileName(std::string_view name) const;
 
   const GgufModel& gguf_;
   const ModelFiles& files_;

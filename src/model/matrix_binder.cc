@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "model/quantization/online.h"
 #include "switchyard/core/error.h"
@@ -10,9 +12,7 @@
 namespace switchyard {
 namespace {
 
-bool IsFloat(DType dtype) {
-  return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end();
-}
+bool IsFloat(DType dtype) { return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end(); }
 
 std::string TensorName(const std::string& module, std::string_view suffix) {
   return fmt::format("{}.{}", module, suffix);
@@ -21,6 +21,14 @@ std::string TensorName(const std::string& module, std::string_view suffix) {
 size_t BytesOfShape(DType dtype, const Shape& shape) {
   size_t count = 0;
   return shape.NumElements(count) ? BytesOf(dtype, count) : 0;
+}
+
+// By the names that producers give.
+TensorRole RoleOf(size_t index, std::string_view suffix) {
+  if (index == 0) return TensorRole::kCodes;
+  const bool is_scale = suffix.find("scale") != std::string_view::npos;
+  return is_scale && suffix.find("bias") == std::string_view::npos ? TensorRole::kScales
+                                                                   : TensorRole::kOther;
 }
 
 // The shape that the file has, if a scheme knows it.
@@ -33,9 +41,8 @@ const Shape& ShapeOnDisk(const StoredTensor& tensor, const std::optional<TensorK
 }  // namespace
 
 // The rules decide, but a matrix that lies there as plain floats is plain: producers leave routers
-// and heads out without saying so.
-const StorageScheme* MatrixBinder::SchemeOf(const std::string& module, size_t rows, size_t cols,
-                                            std::string* note) const {
+// and heads out without saying so. Their sizes need not fit the packing.
+const StorageScheme* MatrixBinder::SchemeOf(const std::string& module, std::string* note) const {
   if (options_.rules == nullptr) return nullptr;
   const StorageScheme* scheme = options_.rules->SchemeOf(module);
   if (scheme == nullptr) {
@@ -44,8 +51,8 @@ const StorageScheme* MatrixBinder::SchemeOf(const std::string& module, size_t ro
   }
   const auto plain = source_.KindOf(TensorName(module, "weight"));
   if (!plain || !IsFloat(plain->dtype)) return scheme;
-  const StoredTensor codes = TensorsOf(*scheme, module, rows, cols).front();
-  if (codes.suffix != "weight" && source_.Has(TensorName(module, codes.suffix))) return scheme;
+  const std::string_view codes = scheme->codes();
+  if (codes != "weight" && source_.Has(TensorName(module, codes))) return scheme;
   if (note != nullptr) *note = "stored as plain floats";
   return nullptr;
 }
@@ -56,22 +63,22 @@ std::vector<StoredTensor> MatrixBinder::TensorsOf(const StorageScheme& scheme,
   try {
     return scheme.Tensors(rows, cols);
   } catch (const Error& error) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("matrix {} [{}, {}], stored as {}: {}", module, rows, cols,
-                            scheme.Describe(), error.what()));
+    throw Error(ErrorCode::kUnsupported, fmt::format("matrix {} [{}, {}], stored as {}: {}", module,
+                                                     rows, cols, scheme.Describe(), error.what()));
   }
 }
 
 std::string_view MatrixBinder::Bind(const std::string& module, size_t rows, size_t cols, Use use,
                                     WeightMatrix& out) {
   std::string note;
-  if (const StorageScheme* scheme = SchemeOf(module, rows, cols, &note)) {
+  if (const StorageScheme* scheme = SchemeOf(module, &note)) {
     TakeScheme(*scheme, module, rows, cols, out);
     return scheme->moe_scheme();
   }
   const std::string name = TensorName(module, "weight");
   const TensorView view = source_.Take(name, {rows, cols}, source_.matrix_dtypes());
   source_.Use(name, view);
+  source_.Tell(name, TensorRole::kMatrix);
   return BindPlain(module, view, rows, cols, use, std::move(note), out);
 }
 
@@ -84,9 +91,16 @@ std::string_view MatrixBinder::BindPlain(const std::string& module, const Tensor
                                          size_t rows, size_t cols, Use use, std::string note,
                                          WeightMatrix& out) {
   out = WeightMatrix::Dense(view.data, view.dtype, rows, cols);
-  StoredMatrix stored{module, std::string(DTypeName(view.dtype)), std::move(note),
-                      IsGgmlBlock(view.dtype), rows, cols, rows * BytesOf(view.dtype, cols)};
-  std::string_view moe_scheme = IsGgmlBlock(view.dtype) ? "gguf" : "unquant";
+  StoredMatrix stored{
+      module, std::string(DTypeName(view.dtype)), std::move(note), IsGgmlBlock(view.dtype), rows,
+      cols,   rows * BytesOf(view.dtype, cols)};
+  stored.dtype = view.dtype;
+  std::string_view moe_scheme = "unquant";
+  if (IsGgmlBlock(view.dtype)) {
+    moe_scheme = "gguf";
+    stored.block_rows = 1;
+    stored.block_cols = DTypeBlock(view.dtype);
+  }
   if (options_.online != nullptr && use == Use::kLinear && IsFloat(view.dtype)) {
     stored.note = options_.online->WhyNot(module, rows, cols);
     if (stored.note.empty()) {
@@ -94,10 +108,12 @@ std::string_view MatrixBinder::BindPlain(const std::string& module, const Tensor
       stored.note = fmt::format("quantised on loading: {}", scheme.summary);
       moe_scheme = scheme.moe_scheme;
       MatrixTensors tensors{module, rows, cols, {view}};
-      pending_.push_back({nullptr, std::move(tensors), &out});
+      pending_.push_back({nullptr, std::move(tensors), &out, noted_.size()});
+      stored.is_repacked = true;
       copied_bytes_ += options_.online->Bytes(rows, cols);
     }
   }
+  stored.scheme = moe_scheme;
   noted_.push_back(std::move(stored));
   return moe_scheme;
 }
@@ -106,9 +122,12 @@ void MatrixBinder::TakeScheme(const StorageScheme& scheme, const std::string& mo
                               size_t cols, WeightMatrix& out) {
   MatrixTensors tensors{module, rows, cols, {}};
   StoredMatrix stored{module, scheme.Describe(), {}, true, rows, cols, 0};
+  stored.scheme = scheme.moe_scheme();
+  stored.is_repacked = scheme.repacks();
   for (const StoredTensor& tensor : TensorsOf(scheme, module, rows, cols)) {
     const std::string name = TensorName(module, tensor.suffix);
     const std::optional<TensorKind> kind = source_.KindOf(name);
+    source_.Tell(name, RoleOf(tensors.views.size(), tensor.suffix));
     if (!kind && !tensor.is_required) {
       tensors.views.push_back({nullptr, tensor.dtypes.front(), tensor.shapes.front()});
       continue;
@@ -118,13 +137,14 @@ void MatrixBinder::TakeScheme(const StorageScheme& scheme, const std::string& mo
     if (kind) stored.bytes += BytesOfShape(kind->dtype, kind->shape);
   }
   if (scheme.repacks()) copied_bytes_ += stored.bytes;
-  noted_.push_back(std::move(stored));
+  stored.dtype = tensors.views[0].dtype;
   out = WeightMatrix::Dense(nullptr, tensors.views[0].dtype, rows, cols);  // until Load
-  pending_.push_back({&scheme, std::move(tensors), &out});
+  pending_.push_back({&scheme, std::move(tensors), &out, noted_.size()});
+  noted_.push_back(std::move(stored));
 }
 
 MatrixBinder::Skipped MatrixBinder::Skip(const std::string& module, size_t rows, size_t cols) {
-  const StorageScheme* scheme = SchemeOf(module, rows, cols, nullptr);
+  const StorageScheme* scheme = SchemeOf(module, nullptr);
   if (scheme == nullptr) {
     const std::string name = TensorName(module, "weight");
     const std::optional<TensorKind> kind = source_.KindOf(name);
@@ -149,17 +169,31 @@ MatrixBinder::Skipped MatrixBinder::Skip(const std::string& module, size_t rows,
   return skipped;
 }
 
+WeightMatrix MatrixBinder::Make(const Pending& pending, WeightMemory& memory) const {
+  const MatrixTensors& tensors = pending.tensors;
+  if (pending.scheme != nullptr) return pending.scheme->Load(tensors, memory);
+  return options_.online->Quantize(tensors.module, tensors.views[0], memory);
+}
+
+// What only the finished matrix says.
+void MatrixBinder::Complete(const Pending& pending) {
+  StoredMatrix& note = noted_[pending.note];
+  if (options_.activation_quant) note.activations = pending.out->act.kind;
+  if (pending.scheme == nullptr) return;  // the note is about the floats in the file
+  const MatrixFormat& format = pending.out->format;
+  note.dtype = format.dtype;
+  note.block_rows = format.scale_rows;
+  note.block_cols = format.scale_cols;
+}
+
 void MatrixBinder::Load() {
+  if (options_.look_only) return LoadSamples();
   const auto load = [&](size_t i) {
     const Pending& pending = pending_[i];
-    const MatrixTensors& tensors = pending.tensors;
-    if (pending.scheme == nullptr) {
-      *pending.out = options_.online->Quantize(tensors.module, tensors.views[0], memory_);
-    } else {
-      *pending.out = pending.scheme->Load(tensors, memory_);
-      if (!pending.scheme->repacks()) return;
-    }
-    for (const TensorView& view : tensors.views) {
+    *pending.out = Make(pending, memory_);
+    Complete(pending);
+    if (!noted_[pending.note].is_repacked) return;
+    for (const TensorView& view : pending.tensors.views) {
       if (view.data != nullptr) source_.Release(view);
     }
   };
@@ -169,6 +203,59 @@ void MatrixBinder::Load() {
     for (size_t i = 0; i < pending_.size(); ++i) load(i);
   }
   pending_.clear();
+}
+
+void MatrixBinder::LoadSamples() {
+  using Kind = std::tuple<const StorageScheme*, size_t, size_t, std::vector<DType>>;
+  std::map<Kind, WeightMatrix> samples;
+  std::map<Kind, std::string> errors;
+  const auto kind_of = [](const Pending& pending) {
+    std::vector<DType> dtypes;
+    for (const TensorView& view : pending.tensors.views) {
+      if (view.data != nullptr) dtypes.push_back(view.dtype);
+    }
+    return Kind(pending.scheme, pending.tensors.rows, pending.tensors.cols, std::move(dtypes));
+  };
+  // A damaged matrix does not hide what the others of its kind are.
+  for (const Pending& pending : pending_) {
+    const Kind kind = kind_of(pending);
+    if (samples.contains(kind)) continue;
+    try {
+      samples.emplace(kind, Make(pending, memory_));
+      errors.erase(kind);
+    } catch (const Error& error) {
+      errors.emplace(kind, error.what());
+    }
+  }
+  if (!errors.empty()) throw Error(ErrorCode::kCorruptData, errors.begin()->second);
+  for (const Pending& pending : pending_) {
+    *pending.out = samples.at(kind_of(pending));
+    Complete(pending);
+  }
+  pending_.clear();
+}
+
+std::vector<std::pair<std::string, std::string>> MatrixBinder::Verify() {
+  std::vector<std::string> messages(pending_.size());
+  const auto verify = [&](size_t i, size_t) {
+    if (pending_[i].scheme == nullptr) return;
+    WeightMemory memory;
+    try {
+      Make(pending_[i], memory);
+    } catch (const Error& error) {
+      messages[i] = error.what();
+    }
+  };
+  if (options_.pool != nullptr) {
+    options_.pool->Run(pending_.size(), verify);
+  } else {
+    for (size_t i = 0; i < pending_.size(); ++i) verify(i, 0);
+  }
+  std::vector<std::pair<std::string, std::string>> problems;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (!messages[i].empty()) problems.emplace_back(pending_[i].tensors.module, messages[i]);
+  }
+  return problems;
 }
 
 }  // namespace switchyard

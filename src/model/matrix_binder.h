@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "model/tensor_source.h"
@@ -43,9 +44,14 @@ class MatrixBinder {
   // Bytes of copies that the matrices so far will take.
   size_t copied_bytes() const { return copied_bytes_; }
 
-  // Makes what was noted, in parallel, and lets go what was repacked.
+  // Makes what was noted, in parallel, and lets go what was repacked. With look_only one matrix of
+  // each kind stands for all of them, so that formats are known and little memory is taken.
   // Errors: those of the schemes.
   void Load();
+
+  // Makes every matrix that a scheme stores and forgets it again: what is wrong with each, as
+  // (module, message).
+  std::vector<std::pair<std::string, std::string>> Verify();
   std::vector<std::shared_ptr<const void>> TakeOwned() { return memory_.Take(); }
   WeightMemory& memory() { return memory_; }
   std::vector<StoredMatrix> TakeNotes() { return std::move(noted_); }
@@ -55,9 +61,13 @@ class MatrixBinder {
     const StorageScheme* scheme = nullptr;  // null: quantised online
     MatrixTensors tensors;
     WeightMatrix* out = nullptr;
+    size_t note = 0;  // of noted_
   };
-  const StorageScheme* SchemeOf(const std::string& module, size_t rows, size_t cols,
-                                std::string* note) const;
+  // The matrix that `pending` becomes, in `memory`.
+  WeightMatrix Make(const Pending& pending, WeightMemory& memory) const;
+  void Complete(const Pending& pending);
+  void LoadSamples();
+  const StorageScheme* SchemeOf(const std::string& module, std::string* note) const;
   std::vector<StoredTensor> TensorsOf(const StorageScheme& scheme, const std::string& module,
                                       size_t rows, size_t cols) const;
   void TakeScheme(const StorageScheme& scheme, const std::string& module, size_t rows, size_t cols,

@@ -1,6 +1,7 @@
 #include "switchyard/model/model.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <functional>
@@ -178,13 +179,21 @@ struct Model::Impl {
   std::vector<size_t> moe_index;                           // of each layer among the MoE layers
   std::vector<float> frequencies;  // of rope kinds that are the same for all sequences
   std::vector<std::string> bad_tensors;
+  std::vector<FileTensor> tensors;  // of look_only
+  Verification verification;        // of verify
 
   void Open(std::shared_ptr<const ModelFiles> files, ThreadPool& pool);
+  template <typename Source>
+  void LookAt(const Source& source, ThreadPool& pool);
+  void AddProblems(const std::vector<std::pair<std::string, std::string>>& refused);
   template <typename Source>
   void Bind(Source& source, const QuantizationRules* rules, ThreadPool& pool);
   void MakeUp(DType dtype, ThreadPool& pool);
   uint64_t Fingerprint() const;
   void Build();
+  void BuildOrNote();
+  ComputePlan PlanExperts(size_t layer, const moe::ExpertBank& bank,
+                          std::string_view scheme_name) const;
   DType ActFor(const WeightMatrix& weight) const {
     return quant::ResolveActDType(options.moe.act_dtype, weight.dtype());
   }
@@ -282,12 +291,27 @@ std::unique_ptr<Model> Model::Load(std::shared_ptr<const ModelFiles> files,
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   OnAllRanks(options.moe.ep, [&] { impl->Open(std::move(files), pool); });
-  RequireSameModel(options.moe.ep, impl->Fingerprint());
-  impl->Build();
+  if (options.look_only) {
+    impl->BuildOrNote();
+  } else {
+    RequireSameModel(options.moe.ep, impl->Fingerprint());
+    impl->Build();
+  }
   return std::unique_ptr<Model>(new Model(std::move(impl)));
 }
 
 namespace {
+
+// Runs body; errors that do not begin with the name of the model do so afterwards.
+template <typename Body>
+void Naming(const std::string& model, const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    if (error.message().starts_with(model)) throw;
+    throw Error(error.code(), fmt::format("{}: {}", model, error.message()));
+  }
+}
 
 // A source that remembers every view of plain floats that the model reads, for the scan.
 template <typename Source>
@@ -299,8 +323,13 @@ class Recorder : public Source {
     views.push_back(part);
     names.emplace_back(name);
   }
+  void Tell(std::string_view name, TensorRole role) override {
+    if (is_looking) roles[this->FileName(name)] = {role, std::string(name)};
+  }
   std::vector<TensorView> views;
   std::vector<std::string> names;
+  bool is_looking = false;
+  std::map<std::string, std::pair<TensorRole, std::string>, std::less<>> roles;  // by file name
 };
 
 }  // namespace
@@ -312,16 +341,17 @@ void Model::Impl::Open(std::shared_ptr<const ModelFiles> files, ThreadPool& pool
     config = ReadGgufConfig(*gguf);
     placer.emplace(config, options);
     Recorder<GgufSource> source(*gguf, *files);
-    Bind(source, nullptr, pool);
+    Naming(files->description(), [&] { Bind(source, nullptr, pool); });
     return;
   }
   config = ReadConfig(files);
   const std::unique_ptr<QuantizationRules> rules =
       ReadQuantization(*files, {options.w4a4_new_packing});
-  checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(std::move(files)));
+  const std::string& folder = files->description();
+  checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(files));
   placer.emplace(config, options);
   Recorder<CheckpointSource> source(*checkpoint);
-  Bind(source, rules.get(), pool);
+  Naming(folder, [&] { Bind(source, rules.get(), pool); });
 }
 
 template <typename Source>
@@ -331,10 +361,13 @@ void Model::Impl::Bind(Source& source, const QuantizationRules* rules, ThreadPoo
   bind.rules = rules;
   bind.activation_quant = options.moe.activation_quant;
   bind.pool = &pool;
+  bind.look_only = source.is_looking = options.look_only;
+  bind.verify = options.look_only && options.verify;
   std::optional<OnlineQuantization> online;
   if (!options.quantize.empty()) bind.online = &online.emplace(options.quantize);
   // The scan of what is quantised on loading comes with it.
   weights = BindWeights(config, source, bind);
+  if (options.look_only) return LookAt(source, pool);
   if (!options.check_values || bind.online != nullptr) return;
   bad_tensors = FindBadTensors(source.views, source.names, pool);
   constexpr size_t kShown = 5;
@@ -344,6 +377,64 @@ void Model::Impl::Bind(Source& source, const QuantizationRules* rules, ThreadPoo
     Log(LogLevel::kWarning,
         fmt::format("{} more tensors hold NaN or infinity", bad.size() - kShown));
   }
+}
+
+// Lists the tensors with what the model does with each, and checks what they hold.
+template <typename Source>
+void Model::Impl::LookAt(const Source& source, ThreadPool& pool) {
+  std::vector<LocatedTensor> located = source.List();
+  for (LocatedTensor& tensor : located) {
+    const auto found = source.roles.find(tensor.info.name);
+    if (found == source.roles.end()) continue;
+    tensor.info.role = found->second.first;
+    tensor.info.use = found->second.second;
+  }
+  if (options.verify) verification = ScanTensors(located, pool);
+  for (LocatedTensor& tensor : located) tensors.push_back(std::move(tensor.info));
+  if (!options.verify) return;
+  AddProblems(weights.problems);
+  if (gguf == nullptr) return;
+  for (const GgufFile& part : gguf->parts()) {
+    for (std::span<const std::byte> gap : part.padding()) {
+      const auto found = std::ranges::find_if(gap, [](std::byte b) { return b != std::byte{0}; });
+      if (found == gap.end()) continue;
+      verification.remarks.push_back(fmt::format(
+          "{}: {} bytes of padding are not all 0, the first at {}: {}", part.file_name(),
+          gap.size(), found - gap.begin(), std::to_integer<int>(*found)));
+    }
+  }
+}
+
+// A scheme refuses with its first reason what the scan may have described already.
+void Model::Impl::AddProblems(const std::vector<std::pair<std::string, std::string>>& refused) {
+  for (const auto& [module, message] : refused) {
+    const std::string prefix = module + ".";
+    const auto file = std::ranges::find_if(
+        tensors, [&](const FileTensor& tensor) { return tensor.name.starts_with(prefix); });
+    const std::string start =
+        file == tensors.end() ? std::string() : fmt::format("{}: ", file->file);
+    const bool is_known = std::ranges::any_of(
+        verification.problems,
+        [&](const std::string& problem) { return problem.starts_with(start + prefix); });
+    if (!is_known) verification.problems.push_back(start + message);
+  }
+}
+
+// A model whose values are bad can be looked at all the same.
+void Model::Impl::BuildOrNote() {
+  std::string error = weights.load_error;
+  if (error.empty()) {
+    try {
+      return Build();
+    } catch (const Error& caught) {
+      if (!options.verify) throw;
+      error = caught.what();
+    }
+  }
+  moe_layers.clear();
+  moe_layers.resize(config.layers.size());
+  weights.load_error = error;
+  if (verification.problems.empty()) verification.problems.push_back(error);
 }
 
 std::unique_ptr<Model> Model::Random(const ModelConfig& config, DType dtype,
@@ -441,8 +532,7 @@ Rows Model::Impl::Embed(ExecContext& context, std::span<const SequenceChunk> chu
     for (size_t t = 0; t < chunk.tokens.size(); ++t) {
       const int32_t id = chunk.tokens[t];
       switchyard::CheckToken(config, id, chunk.position + t);
-      quant::DecodeMatrixRow(weights.embedding.AsBank(), 0, static_cast<size_t>(id),
-                             x.Row(row++));
+      quant::DecodeMatrixRow(weights.embedding.AsBank(), 0, static_cast<size_t>(id), x.Row(row++));
     }
   }
   return x;
@@ -591,6 +681,7 @@ Rows Model::Impl::Head(ExecContext& context, std::span<const SequenceChunk> chun
 Rows Model::Forward(ExecContext& context, std::span<const SequenceChunk> chunks,
                     const KvView& cache, ForwardObserver* observer) {
   Impl& impl = *impl_;
+  SY_CHECK(!impl.options.look_only);
   impl.placer->BeginPass();
   try {
     const Rows logits = impl.Forward(context, chunks, cache, observer);
@@ -658,6 +749,9 @@ const moe::ExpertWeights& Model::experts(size_t moe_layer) const {
   return impl_->moe_layers[layer]->weights();
 }
 const std::vector<StoredMatrix>& Model::matrices() const { return impl_->weights.matrices; }
+const std::vector<FileTensor>& Model::tensors() const { return impl_->tensors; }
+const Verification& Model::verification() const { return impl_->verification; }
+const GgufModel* Model::gguf() const { return impl_->gguf.get(); }
 const std::vector<std::string>& Model::bad_tensors() const { return impl_->bad_tensors; }
 DType Model::weight_dtype() const {
   for (const auto& layer : impl_->moe_layers) {
@@ -678,9 +772,15 @@ size_t Model::weight_bytes() const {
 }
 
 size_t Model::copied_bytes() const { return impl_->weights.owned_bytes; }
+size_t Model::released_bytes() const {
+  size_t bytes = 0;
+  for (const StoredMatrix& matrix : matrices()) bytes += matrix.is_repacked ? matrix.bytes : 0;
+  return bytes;
+}
 
 size_t Model::active_bytes_per_token() const {
   const ModelConfig& config = impl_->config;
+  if (!impl_->weights.load_error.empty()) return 0;
   size_t bytes = MatrixBytes(impl_->weights.head);
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const LayerWeights& layer = impl_->weights.layers[i];
@@ -713,55 +813,133 @@ size_t Model::active_params() const {
 
 size_t Model::head_params() const { return impl_->config.vocab_size * impl_->config.hidden_size; }
 
-std::vector<ComputePlan> Model::Explain() const {
-  const std::string act = impl_->options.moe.act_dtype;
-  // `quantises`: what the scheme does with activations.
-  const auto plan = [&](std::string part, const MatrixFormat& format, ActQuantKind quantises,
-                        DType activations, std::string runner) {
-    const DType weights = format.dtype;
-    const bool dense = kernels::FindMatmul(DType::kF32, weights) != nullptr;
-    if (format.is_quantized() || !dense) {
-      const bool int8 =
-          quant::ExpertRowDType({quantises}, format, format.scale_cols, activations) == DType::kI8;
-      return ComputePlan{std::move(part), std::string(DTypeName(weights)),
-                         int8 ? "MatmulI8I8" : "decode to f32 tiles, MatmulF32F32",
-                         std::move(runner),
-                         quantises == ActQuantKind::kNone
-                             ? "quantised weights, activations as they are"
-                             : fmt::format("quantised weights, activations {}",
-                                           ActQuantKindName(quantises))};
+namespace {
+
+// Plans of many matrices, equal ones once, in the order in which they came.
+class PlanCount {
+ public:
+  void Add(ComputePlan plan) {
+    ++total_;
+    for (auto& [known, count] : plans_) {
+      if (known.weights != plan.weights || known.kernel != plan.kernel ||
+          known.runner != plan.runner || known.reason != plan.reason)
+        continue;
+      ++count;
+      return;
     }
-    const std::string why = activations == DType::kBF16
-                                ? (act == "auto" ? "weights and CPU have bf16" : "--act-dtype bf16")
-                            : act == "f32"            ? "--act-dtype f32"
-                            : weights == DType::kBF16 ? "this CPU (or --isa) has no bf16 products"
-                                                      : "the weights are not bf16";
-    return ComputePlan{std::move(part), std::string(DTypeName(weights)),
-                       std::string(kernels::FindMatmul(activations, weights)->name),
-                       std::move(runner), why};
-  };
-  const auto of_matrix = [&](std::string part, const WeightMatrix& matrix) {
-    return plan(std::move(part), matrix.format, matrix.act.kind, impl_->ActFor(matrix), "");
-  };
-  std::vector<ComputePlan> plans;
-  plans.push_back(of_matrix("attention", impl_->weights.layers[0].attention.o));
-  for (size_t i = 0; i < impl_->moe_layers.size(); ++i) {
-    const moe::MoeLayer* layer = impl_->moe_layers[i].get();
-    if (layer == nullptr) continue;
-    const moe::MoeRunnerConfig& runner = layer->runner().config();
-    ComputePlan experts = plan(
-        fmt::format("experts of {} layers", impl_->config.num_moe_layers()),
-        layer->weights().w1.format,
-        impl_->options.moe.activation_quant ? layer->scheme_w13().act_quant : ActQuantKind::kNone,
-        runner.activation_dtype, std::string(layer->runner().name()));
-    if (experts.runner == "reference") experts.kernel = "scalar f64";
-    plans.push_back(std::move(experts));
-    const WeightMatrix& router = impl_->weights.layers[i].router;
-    plans.push_back(plan("router", router.format, router.act.kind, DType::kF32, ""));
-    plans.back().reason = "routing is always f32";
-    break;
+    plans_.emplace_back(std::move(plan), 1);
   }
-  plans.push_back(of_matrix("head", impl_->weights.head));
+  // "attention", or "attention, 12 of 16 matrices" where they differ.
+  void MoveTo(std::vector<ComputePlan>& out, std::string_view part, std::string_view unit) {
+    for (auto& [plan, count] : plans_) {
+      plan.part = plans_.size() == 1 ? std::string(part)
+                                     : fmt::format("{}, {} of {} {}", part, count, total_, unit);
+      out.push_back(std::move(plan));
+    }
+  }
+  // "experts of 4 layers"
+  void MoveTo(std::vector<ComputePlan>& out, std::string_view part) {
+    for (auto& [plan, count] : plans_) {
+      plan.part = fmt::format("{} of {} layers", part, count);
+      out.push_back(std::move(plan));
+    }
+  }
+
+ private:
+  std::vector<std::pair<ComputePlan, size_t>> plans_;
+  size_t total_ = 0;
+};
+
+bool IsSame(const ComputePlan& a, const ComputePlan& b) {
+  return a.weights == b.weights && a.kernel == b.kernel && a.reason == b.reason;
+}
+
+// How one product is computed. `quantises`: what its scheme does with activations.
+ComputePlan PlanProduct(std::string_view act, const MatrixFormat& format, ActQuantKind quantises,
+                        DType activations) {
+  const DType weights = format.dtype;
+  ComputePlan plan;
+  plan.weights = DTypeName(weights);
+  if (format.is_quantized() || kernels::FindMatmul(DType::kF32, weights) == nullptr) {
+    const bool int8 =
+        quant::ExpertRowDType({quantises}, format, format.scale_cols, activations) == DType::kI8;
+    plan.kernel = int8 ? "MatmulI8I8" : "decode to f32 tiles, MatmulF32F32";
+    plan.reason =
+        quantises == ActQuantKind::kNone
+            ? "quantised weights, activations as they are"
+            : fmt::format("quantised weights, activations {}", ActQuantKindName(quantises));
+    return plan;
+  }
+  plan.kernel = kernels::FindMatmul(activations, weights)->name;
+  plan.reason = activations == DType::kBF16
+                    ? (act == "auto" ? "weights and CPU have bf16" : "--act-dtype bf16")
+                : act == "f32"            ? "--act-dtype f32"
+                : weights == DType::kBF16 ? "this CPU (or --isa) has no bf16 products"
+                                          : "the weights are not bf16";
+  return plan;
+}
+
+}  // namespace
+
+// A product of a layer's experts.
+ComputePlan Model::Impl::PlanExperts(size_t layer, const moe::ExpertBank& bank,
+                                     std::string_view scheme_name) const {
+  const moe::MoeRunner& runner = moe_layers[layer]->runner();
+  const moe::SchemeEntry& scheme = moe::BuiltinRegistry().FindScheme(scheme_name);
+  ComputePlan plan =
+      PlanProduct(options.moe.act_dtype, bank.format,
+                  options.moe.activation_quant ? scheme.act_quant : ActQuantKind::kNone,
+                  runner.config().activation_dtype);
+  plan.runner = runner.name();
+  if (plan.runner == "reference") plan.kernel = "scalar f64";
+  plan.reason += options.moe.runner == "auto"
+                     ? fmt::format("; --moe-runner auto: the first of {} for scheme {}",
+                                   fmt::join(scheme.runners, ", "), scheme.name)
+                     : fmt::format("; --moe-runner {}", options.moe.runner);
+  return plan;
+}
+
+std::vector<ComputePlan> Model::Explain() const {
+  const Impl& impl = *impl_;
+  std::vector<ComputePlan> plans;
+  if (!impl.weights.load_error.empty()) return plans;
+  const auto of_matrix = [&](const WeightMatrix& matrix) {
+    return PlanProduct(impl.options.moe.act_dtype, matrix.format, matrix.act.kind,
+                       impl.ActFor(matrix));
+  };
+  PlanCount attention, experts, w13, w2, router, dense, shared;
+  for (size_t i = 0; i < impl.config.layers.size(); ++i) {
+    const LayerWeights& layer = impl.weights.layers[i];
+    for (const WeightMatrix* matrix : MatricesOf(layer.attention))
+      attention.Add(of_matrix(*matrix));
+    PlanCount& other = impl.config.layers[i].is_moe ? shared : dense;
+    for (const WeightMatrix* matrix : {&layer.dense.gate, &layer.dense.up, &layer.dense.down}) {
+      if (matrix->rows != 0) other.Add(of_matrix(*matrix));
+    }
+    if (!impl.config.layers[i].is_moe) continue;
+    const moe::ExpertWeights& weights = impl.moe_layers[i]->weights();
+    ComputePlan first = impl.PlanExperts(i, weights.w1, layer.scheme_w13);
+    ComputePlan second = impl.PlanExperts(i, weights.w2, layer.scheme_w2);
+    if (IsSame(first, second)) {
+      experts.Add(std::move(first));
+    } else {
+      w13.Add(std::move(first));
+      w2.Add(std::move(second));
+    }
+    router.Add(PlanProduct(impl.options.moe.act_dtype, layer.router.format, layer.router.act.kind,
+                           DType::kF32));
+  }
+  attention.MoveTo(plans, "attention", "matrices");
+  experts.MoveTo(plans, "experts");
+  w13.MoveTo(plans, "experts w13");
+  w2.MoveTo(plans, "experts w2");
+  const size_t first_router = plans.size();
+  router.MoveTo(plans, "router", "layers");
+  for (size_t i = first_router; i < plans.size(); ++i) plans[i].reason = "routing is always f32";
+  shared.MoveTo(plans, "shared experts", "matrices");
+  dense.MoveTo(plans, "dense layers", "matrices");
+  plans.push_back(of_matrix(impl.weights.head));
+  plans.back().part = "head";
   return plans;
 }
 

@@ -75,8 +75,14 @@ void TensorLedger::Ignore(std::string_view name, std::string_view reason) {
                 fmt::format("tensor {} is ignored after it was taken", QuoteForMessage(name)));
   }
   found->second.state = State::kIgnored;
+  found->second.reason = reason;
   Log(LogLevel::kDebug, "a tensor is not used",
       {{"tensor", std::string(name)}, {"reason", std::string(reason)}});
+}
+
+std::string_view TensorLedger::IgnoredReason(std::string_view name) const {
+  const auto found = entries_.find(name);
+  return found == entries_.end() ? std::string_view{} : found->second.reason;
 }
 
 const std::string_view* TensorLedger::FileOf(std::string_view name) const {
@@ -104,9 +110,9 @@ void TensorLedger::Finish(std::string_view checkpoint, std::string_view config) 
       fmt::format("{}: the weights do not fit the model that {} describes", checkpoint, config);
   const auto add = [&](std::string_view heading, const std::vector<std::string>& lines) {
     if (lines.empty()) return;
-    message += fmt::format("\n{} {} {}:\n  {}", lines.size(),
-                           lines.size() == 1 ? "tensor" : "tensors", heading,
-                           ListSome(lines, "\n  "));
+    message +=
+        fmt::format("\n{} {} {}:\n  {}", lines.size(), lines.size() == 1 ? "tensor" : "tensors",
+                    heading, ListSome(lines, "\n  "));
   };
   add("missing", missing_);
   add("with the wrong shape or dtype", misfits_);

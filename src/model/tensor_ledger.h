@@ -30,6 +30,9 @@ class TensorLedger {
   // Errors: kInternal if it has been taken before.
   void Ignore(std::string_view name, std::string_view reason);
 
+  // Why a tensor was ignored; empty if it was not.
+  std::string_view IgnoredReason(std::string_view name) const;
+
   // The file that holds a tensor; nullptr if there is none of this name.
   const std::string_view* FileOf(std::string_view name) const;
   std::vector<std::string_view> Names() const;
@@ -47,6 +50,7 @@ class TensorLedger {
     Shape shape;
     std::string_view file;
     State state = State::kUnused;
+    std::string reason = {};  // of kIgnored
   };
 
   std::map<std::string_view, Entry> entries_;

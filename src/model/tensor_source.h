@@ -6,11 +6,14 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "model/value_scan.h"
 #include "switchyard/core/memory.h"
 #include "switchyard/core/shape.h"
 #include "switchyard/core/thread_pool.h"
 #include "switchyard/model/checkpoint.h"
+#include "switchyard/model/file_tensor.h"
 
 namespace switchyard {
 
@@ -33,13 +36,14 @@ class TensorSource {
   virtual TensorView Take(std::string_view name, const Shape& shape,
                           std::span<const DType> allowed) = 0;
   // A tensor that must be there, but whose data is another rank's.
-  virtual void Skip(std::string_view name, const Shape& shape,
-                    std::span<const DType> allowed) = 0;
+  virtual void Skip(std::string_view name, const Shape& shape, std::span<const DType> allowed) = 0;
   // Nobody reads these bytes again: their memory may go.
   virtual void Release(const TensorView& /*view*/) {}
   // `part` of a tensor that was taken will be read: all that is, where ranks share a model. Its
   // data may be missing until Finish has passed.
   virtual void Use(std::string_view /*name*/, const TensorView& /*part*/) {}
+  // What a tensor that was taken is to the model.
+  virtual void Tell(std::string_view /*name*/, TensorRole /*role*/) {}
   virtual void Ignore(std::string_view name, std::string_view reason) = 0;
   // All that nobody has taken and whose names end so.
   virtual void IgnoreSuffixes(std::span<const std::string_view> /*suffixes*/) {}
@@ -88,6 +92,11 @@ class CheckpointSource : public TensorSource {
     }
   }
   void Finish() override { checkpoint_.Finish(); }
+
+  // For those who look into files: all tensors, by name; use is why one is ignored.
+  std::vector<LocatedTensor> List() const;
+  // The name in the file.
+  std::string FileName(std::string_view name) const { return std::string(name); }
 
  private:
   Checkpoint& checkpoint_;

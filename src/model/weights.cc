@@ -103,10 +103,9 @@ class Binder {
       values->resize(view.NumElements());
       kernels::ConvertToF32(view.data, view.dtype, values->size(), values->data());
     }
-    if (source_.has_data()) {
-      RequireMemory();
-      Load(weights);
-    }
+    if (source_.has_data()) RequireMemory();
+    if (options_.verify) weights.problems = matrices_.Verify();
+    if (source_.has_data()) LoadOrNote(weights);
     if (config_.tie_word_embeddings) weights.head = weights.embedding;
     weights.owned_bytes = copied_bytes();
     weights.matrices = matrices_.TakeNotes();
@@ -115,6 +114,15 @@ class Binder {
 
  private:
   size_t copied_bytes() const { return copied_bytes_ + matrices_.copied_bytes(); }
+
+  void LoadOrNote(TransformerWeights& weights) {
+    try {
+      Load(weights);
+    } catch (const Error& error) {
+      if (!options_.verify) throw;
+      weights.load_error = error.what();
+    }
+  }
 
   // What needs the bytes of the tensors.
   void Load(TransformerWeights& weights) {
@@ -149,6 +157,7 @@ class Binder {
   void Vector(const std::string& name, size_t size, std::vector<float>& values) {
     vectors_.emplace_back(source_.Take(name, {size}, kFloatDTypes), &values);
     source_.Use(name, vectors_.back().first);
+    source_.Tell(name, TensorRole::kVector);
   }
 
   void BindHead(TransformerWeights& weights) {
@@ -244,15 +253,19 @@ class Binder {
                           std::vector<WeightMatrix>& out) {
       const TensorView bank = source_.Take(name, {heads, rows, cols}, source_.matrix_dtypes());
       source_.Use(name, bank);
+      source_.Tell(name, TensorRole::kMatrix);
       for (size_t h = 0; h < heads; ++h)
         out.push_back(WeightMatrix::Dense(Part(bank, h).data, bank.dtype, rows, cols));
-      matrices_.Note({name,
-                      std::string(DTypeName(bank.dtype)),
-                      {},
-                      IsGgmlBlock(bank.dtype),
-                      heads * rows,
-                      cols,
-                      heads * rows * BytesOf(bank.dtype, cols)});
+      StoredMatrix stored{
+          name, std::string(DTypeName(bank.dtype)),      {}, IsGgmlBlock(bank.dtype), heads * rows,
+          cols, heads * rows * BytesOf(bank.dtype, cols)};
+      stored.dtype = bank.dtype;
+      if (stored.is_quantized) {
+        stored.scheme = "gguf";
+        stored.block_rows = 1;
+        stored.block_cols = DTypeBlock(bank.dtype);
+      }
+      matrices_.Note(std::move(stored));
     };
     bind(prefix + "k_b_proj.weight", latent.kv_rank, latent.nope_dim, attention.key_up);
     bind(prefix + "v_b_proj.weight", latent.value_dim, latent.kv_rank, attention.value_up);
@@ -262,10 +275,10 @@ class Binder {
     return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end();
   }
 
-  static WeightMatrix Decoded(const WeightMatrix& matrix, Owned& owned) {
+  WeightMatrix Decoded(const WeightMatrix& matrix, Owned& owned) const {
     auto* values =
         reinterpret_cast<float*>(NewBytes(matrix.rows * matrix.cols * sizeof(float), owned));
-    for (size_t n = 0; n < matrix.rows; ++n)
+    for (size_t n = 0; n < matrix.rows && !options_.look_only; ++n)
       quant::DecodeMatrixRow(matrix.AsBank(), 0, n, values + n * matrix.cols);
     return WeightMatrix::Dense(reinterpret_cast<const std::byte*>(values), DType::kF32, matrix.rows,
                                matrix.cols);
@@ -278,8 +291,10 @@ class Binder {
     const size_t key_bytes = BytesOf(kv_b.dtype(), latent.kv_rank * latent.nope_dim);
     std::byte* copy = NewBytes(config_.num_heads * key_bytes, owned);
     for (size_t h = 0; h < config_.num_heads; ++h, copy += key_bytes) {
-      Transpose(kv_b.dtype(), kv_b.RowAt(h * head_rows), kv_b.stride, latent.nope_dim,
-                latent.kv_rank, 1, copy);
+      if (!options_.look_only) {
+        Transpose(kv_b.dtype(), kv_b.RowAt(h * head_rows), kv_b.stride, latent.nope_dim,
+                  latent.kv_rank, 1, copy);
+      }
       attention.key_up[h] =
           WeightMatrix::Dense(copy, kv_b.dtype(), latent.kv_rank, latent.nope_dim);
       attention.value_up[h] = WeightMatrix::Dense(kv_b.RowAt(h * head_rows + latent.nope_dim),
@@ -290,7 +305,7 @@ class Binder {
   // Pages of files can be dropped and read again, copies cannot.
   void RequireMemory() const {
     const size_t available = AvailableBytes();
-    if (copied_bytes() == 0 || available == 0 || copied_bytes() <= available) return;
+    if (options_.look_only || available == 0 || copied_bytes() <= available) return;
     throw Error(ErrorCode::kResourceExhausted,
                 fmt::format("weights that are stored transposed or packed take {} bytes as copies, "
                             "{} are available",
@@ -357,7 +372,9 @@ class Binder {
     experts_.push_back(
         {&layer, std::make_unique<ExpertSet>(prefix, std::move(is_mine)), moe_layer});
     ExpertSet& set = *experts_.back().set;
-    if (source_.Has(prefix + "gate_up_proj_blocks")) {
+    // Either one: the other is then said to be missing.
+    if (source_.Has(prefix + "gate_up_proj_blocks") ||
+        source_.Has(prefix + "gate_up_proj_scales")) {
       BindMxfp4Experts(prefix, set);
     } else if (source_.Has(prefix + "gate_proj")) {
       BindBanks(prefix, set);
@@ -370,7 +387,12 @@ class Binder {
     }
     layer.scheme_w13 = set.gate.scheme;
     layer.scheme_w2 = set.down.scheme;
-    set.up.SetScheme(prefix + "*.up_proj", set.gate.scheme);
+    if (set.up.scheme != set.gate.scheme) {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("{}*: gate_proj is stored as {}, up_proj as {}; they must share one "
+                              "scheme",
+                              prefix, set.gate.scheme, set.up.scheme));
+    }
   }
 
   // From all experts of a layer to those, or the parts of them, that this rank computes.
@@ -423,6 +445,8 @@ class Binder {
         source_.Take(prefix + "gate_up_proj", {count, 2 * inner, hidden}, kFloatDTypes);
     const TensorView down =
         source_.Take(prefix + "down_proj", {count, hidden, inner}, kFloatDTypes);
+    for (const char* name : {"gate_up_proj", "down_proj"})
+      source_.Tell(prefix + name, TensorRole::kMatrix);
     for (size_t e = 0; e < count; ++e) {
       const TensorView both = Part(gate_up, e);
       TensorView gate{both.data, both.dtype, Shape{inner, hidden}};
@@ -442,10 +466,12 @@ class Binder {
     const auto bind = [&](const std::string& name, size_t rows, size_t cols,
                           ExpertProduct& product) {
       const TensorView bank = source_.Take(name, {count, rows, cols}, source_.matrix_dtypes());
+      source_.Tell(name, TensorRole::kMatrix);
       for (size_t e = 0; e < count; ++e) BindPart(name, e, Part(bank, e), set, product);
       if (!config_.expert_bias) return;
       const TensorView bias = source_.Take(name + "_bias", {count, rows}, kFloatDTypes);
       source_.Use(name + "_bias", bias);
+      source_.Tell(name + "_bias", TensorRole::kVector);
       copies_.push_back([bias, rows, &product](Owned& owned) {
         const float* values = WidenedCopy(bias, owned);
         for (size_t e = 0; e < product.matrices.size(); ++e)
@@ -475,6 +501,8 @@ class Binder {
     const TensorView down = source_.Take(prefix + "down_proj_bias", {count, hidden}, kFloatDTypes);
     source_.Use(prefix + "gate_up_proj_bias", gate_up);
     source_.Use(prefix + "down_proj_bias", down);
+    for (const char* name : {"gate_up_proj_bias", "down_proj_bias"})
+      source_.Tell(prefix + name, TensorRole::kVector);
     copies_.push_back([=, &set](Owned& owned) {
       const float* w13_bias = WidenedCopy(gate_up, owned);
       const float* w2_bias = WidenedCopy(down, owned);
@@ -496,6 +524,8 @@ class Binder {
         source_.Take(prefix + "gate_up_proj", {count, hidden, 2 * inner}, kFloatDTypes);
     const TensorView down =
         source_.Take(prefix + "down_proj", {count, inner, hidden}, kFloatDTypes);
+    for (const char* name : {"gate_up_proj", "down_proj"})
+      source_.Tell(prefix + name, TensorRole::kMatrix);
     BindInterleavedBiases(prefix, set);
     for (ExpertProduct* product : {&set.gate, &set.up, &set.down})
       product->SetScheme(prefix, "unquant");
@@ -521,12 +551,15 @@ class Binder {
     const size_t wide = DTypeBytes(both.dtype), narrow = DTypeBytes(last.dtype);
     const size_t matrix = inner * hidden;
     std::byte* copy = NewBytes(matrix * (2 * wide + narrow), owned);
-    Transpose(both.dtype, both.data, 2 * inner, hidden, inner, 2, copy);
-    Transpose(both.dtype, both.data + wide, 2 * inner, hidden, inner, 2, copy + matrix * wide);
-    Transpose(last.dtype, last.data, hidden, inner, hidden, 1, copy + 2 * matrix * wide);
+    if (!options_.look_only) {
+      Transpose(both.dtype, both.data, 2 * inner, hidden, inner, 2, copy);
+      Transpose(both.dtype, both.data + wide, 2 * inner, hidden, inner, 2, copy + matrix * wide);
+      Transpose(last.dtype, last.data, hidden, inner, hidden, 1, copy + 2 * matrix * wide);
+    }
     set.gate.matrices[e] = WeightMatrix::Dense(copy, both.dtype, inner, hidden);
     set.up.matrices[e] = WeightMatrix::Dense(copy + matrix * wide, both.dtype, inner, hidden);
     set.down.matrices[e] = WeightMatrix::Dense(copy + 2 * matrix * wide, last.dtype, hidden, inner);
+    if (options_.look_only) return;
     source_.Release(both);
     source_.Release(last);
   }
@@ -535,13 +568,17 @@ class Binder {
     for (size_t e = 0; e < set.size(); ++e) {
       if (!set.is_mine(e)) continue;
       const TensorView part = Part(bank, e);
-      matrices_.Note({fmt::format("{}.{}", name, e),
-                      std::string(DTypeName(bank.dtype)),
-                      {},
-                      false,
-                      part.shape[0],
-                      part.shape[1],
-                      part.NumBytes()});
+      // Named as the matrix that is computed: [outputs, inputs].
+      StoredMatrix stored{fmt::format("{}.{}", name, e),
+                          std::string(DTypeName(bank.dtype)),
+                          {},
+                          false,
+                          part.shape[1],
+                          part.shape[0],
+                          part.NumBytes()};
+      stored.dtype = bank.dtype;
+      stored.is_repacked = true;
+      matrices_.Note(std::move(stored));
     }
   }
 
@@ -581,33 +618,49 @@ class Binder {
     Mxfp4Bank bank{name,
                    source_.Take(name + "_blocks", {set.size(), rows, blocks, kMxBlock / 2}, kBytes),
                    source_.Take(name + "_scales", {set.size(), rows, blocks}, kBytes)};
+    source_.Tell(name + "_blocks", TensorRole::kCodes);
+    source_.Tell(name + "_scales", TensorRole::kScales);
     for (size_t e = 0; e < set.size(); ++e) {
       if (!set.is_mine(e)) continue;
-      matrices_.Note({fmt::format("{}.{}", name, e),
-                      "F4_E2M1, a scale per 32 inputs; activations as they are",
-                      {},
-                      true,
-                      rows,
-                      cols,
-                      rows * blocks * (kMxBlock / 2 + 1)});
+      StoredMatrix stored{fmt::format("{}.{}", name, e),
+                          "F4_E2M1, a scale per 32 inputs; activations as they are",
+                          {},
+                          true,
+                          rows,
+                          cols,
+                          rows * blocks * (kMxBlock / 2 + 1)};
+      stored.scheme = "mxfp4";
+      stored.dtype = DType::kF4E2M1;
+      stored.block_rows = 1;
+      stored.block_cols = kMxBlock;
+      matrices_.Note(std::move(stored));
     }
     return bank;
   }
 
   // Rows first, first + step, … of one expert.
-  static WeightMatrix Mxfp4Matrix(const Mxfp4Bank& bank, size_t e, size_t rows, size_t cols,
-                                  size_t first, size_t step) {
+  WeightMatrix Mxfp4Matrix(const Mxfp4Bank& bank, size_t e, size_t rows, size_t cols, size_t first,
+                           size_t step) const {
     const size_t groups = cols / kMxBlock;
     const std::byte* scales = bank.scales.data + e * rows * groups;
-    const std::byte* nan = std::find(scales, scales + rows * groups, std::byte{255});
-    if (nan != scales + rows * groups) {
+    const std::byte* end = options_.look_only ? scales : scales + rows * groups;
+    const std::byte* nan = std::find(scales, end, std::byte{255});
+    if (nan != end) {
       throw Error(ErrorCode::kCorruptData,
                   fmt::format("tensor {}_scales: scale {} of expert {} is NaN (255)", bank.name,
                               nan - scales, e));
     }
+    const auto is_zero = [](std::byte code) { return code == std::byte{0}; };
+    const std::byte* blocks = bank.blocks.data + e * rows * cols / 2;
+    if (std::all_of(scales, scales + rows * groups, is_zero) &&
+        !std::all_of(blocks, blocks + rows * cols / 2, is_zero)) {
+      throw Error(ErrorCode::kCorruptData,
+                  fmt::format("tensor {}_scales: all {} scales of expert {} are 0 and the codes are "
+                              "not: they were never written",
+                              bank.name, rows * groups, e));
+    }
     WeightMatrix matrix =
-        WeightMatrix::Dense(bank.blocks.data + e * rows * cols / 2 + first * cols / 2,
-                            DType::kF4E2M1, rows / step, cols);
+        WeightMatrix::Dense(blocks + first * cols / 2, DType::kF4E2M1, rows / step, cols);
     matrix.stride = step * cols;
     matrix.format.scale_dtype = DType::kF8E8M0;
     matrix.format.scale_rows = 1;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "model/quantization/quantization.h"
@@ -55,6 +56,9 @@ struct TransformerWeights {
   std::vector<std::shared_ptr<const void>> owned;  // what is not read where the source has it
   size_t owned_bytes = 0;
   std::vector<StoredMatrix> matrices;  // all that were bound, in the order of the model
+  // Of BindOptions::verify: (module, what is wrong with it).
+  std::vector<std::pair<std::string, std::string>> problems;
+  std::string load_error;  // of BindOptions::verify: why there are no matrices to compute with
 };
 
 // What one rank holds of every MoE layer.
@@ -71,6 +75,9 @@ struct BindOptions {
   const OnlineQuantization* online = nullptr;  // null: nothing is quantised on loading
   bool activation_quant = true;                // false: no matrix quantises what it meets
   ThreadPool* pool = nullptr;                  // that repacks; null: the calling thread
+  // Formats are right, values are not, and nothing is copied: to look at a model.
+  bool look_only = false;
+  bool verify = false;  // with look_only: what a scheme refuses is noted and does not throw
 };
 
 // Takes every tensor of the model from `source`, in any layout of experts that checkpoints have,

@@ -54,6 +54,7 @@ void QuantMatrix::SetScale(size_t i, size_t j, float value) {
     case DType::kF8E8M0:
       *at = static_cast<std::byte>(std::isnan(value) ? 255 : EncodeE8M0(std::ilogb(value)));
       break;
+    case DType::kF8E4M3: *at = static_cast<std::byte>(EncodeE4M3(value)); break;
     default: std::memcpy(at, &value, 4); break;
   }
 }

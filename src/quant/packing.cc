@@ -159,22 +159,22 @@ void SetWordElement(int32_t& word, size_t i, size_t bits, uint32_t code) {
   word = static_cast<int32_t>(static_cast<uint32_t>(word) | (code << (i * bits)));
 }
 
-// Column groups, where they are not in order.
-void SetColumnGroups(const PackedShape& shape, std::span<const int32_t> g_idx,
-                     QuantMatrix& matrix) {
+// Column groups, where they are not in order or `keeps_order`.
+void SetColumnGroups(const PackedShape& shape, std::string_view part,
+                     std::span<const int32_t> g_idx, bool keeps_order, QuantMatrix& matrix) {
   if (g_idx.empty()) return;
-  CheckCount(shape.name, "g_idx", g_idx.size(), shape.k);
+  CheckCount(shape.name, part, g_idx.size(), shape.k);
   bool in_order = true;
   for (size_t k = 0; k < shape.k; ++k) {
     if (g_idx[k] < 0 || static_cast<size_t>(g_idx[k]) >= shape.groups()) {
       throw Error(ErrorCode::kCorruptData,
-                  fmt::format("{} g_idx: input {} is in group {}, there are {}", shape.name, k,
+                  fmt::format("{} {}: input {} is in group {}, there are {}", shape.name, part, k,
                               g_idx[k], shape.groups()));
     }
     in_order = in_order &&
                static_cast<size_t>(g_idx[k]) == (shape.group == 0 ? 0 : k / shape.group);
   }
-  if (in_order) return;
+  if (in_order && !keeps_order) return;
   matrix.format.has_column_groups = true;
   matrix.column_group.assign(g_idx.begin(), g_idx.end());
 }
@@ -273,7 +273,7 @@ QuantMatrix ImportGptq(const PackedShape& shape, const GptqTensors& tensors) {
   CheckCount(shape.name, "qzeros", tensors.qzeros.size(), shape.groups() * shape.n / per_word);
   QuantMatrix matrix =
       WithTransposedScales(bits == 4 ? DType::kU4 : DType::kU8, shape, tensors.scales);
-  SetColumnGroups(shape, tensors.g_idx, matrix);
+  SetColumnGroups(shape, "g_idx", tensors.g_idx, tensors.keeps_order, matrix);
   // A word holds inputs side by side, as a row does: words change places, and nothing in them.
   constexpr size_t kSide = 16;
   const size_t depth = shape.k / per_word;
@@ -349,7 +349,7 @@ QuantMatrix ImportPackQuantized(const PackedShape& shape, const PackQuantizedTen
   const DType dtype = bits == 4 ? (symmetric ? DType::kI4 : DType::kU4)
                                 : (symmetric ? DType::kI8 : DType::kU8);
   QuantMatrix matrix = WithScales(dtype, shape, tensors.scales);
-  SetColumnGroups(shape, tensors.g_idx, matrix);
+  SetColumnGroups(shape, "weight_g_idx", tensors.g_idx, tensors.keeps_order, matrix);
   const uint32_t flip = symmetric ? (bits == 4 ? 0x88888888u : 0x80808080u) : 0;
   for (size_t n = 0; n < shape.n; ++n) {
     for (size_t i = 0; i < words; ++i)

@@ -84,9 +84,11 @@ struct GptqTensors {
   std::span<const int32_t> qzeros;
   RawScales scales;
   std::span<const int32_t> g_idx;
+  bool keeps_order = false;  // column groups even where g_idx names the groups in order
 };
 // kU4 or kU8 with zero points; symmetric files are those whose zero points are all in the middle.
-// With column groups if g_idx does not name the groups in order (desc_act).
+// With column groups if g_idx does not name the groups in order (desc_act), or keeps_order: experts
+// that are computed together must be alike, and so must those of all ranks.
 // Errors: also kUnsupported for other bits; kCorruptData for an 8-bit v1 zero point of 255, whose
 //   256 no u8 holds, and for a group that does not exist.
 QuantMatrix ImportGptq(const PackedShape& shape, const GptqTensors& tensors);
@@ -117,6 +119,7 @@ struct PackQuantizedTensors {
   RawScales scales;
   std::span<const int32_t> zero_points;
   std::span<const int32_t> g_idx;
+  bool keeps_order = false;  // as in GptqTensors
 };
 // kI4 or kI8, or kU4 or kU8 with zero points.
 // Errors: also kUnsupported for other bits; kCorruptData for a group that does not exist.

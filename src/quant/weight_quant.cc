@@ -123,10 +123,14 @@ class Cell {
     } else {
       const float range =
           out_.format.has_zero ? range_.high - range_.low : std::max(-range_.low, range_.high);
-      scale = std::max(range / largest, scale_dtype == DType::kF16 ? 0x1p-14f : FLT_MIN);
+      const float smallest = scale_dtype == DType::kF16      ? 0x1p-14f
+                             : scale_dtype == DType::kF8E4M3 ? 0x1p-9f
+                                                             : FLT_MIN;
+      scale = std::max(range / largest / out_.tensor_scale, smallest);
     }
     out_.SetScale(i_, j_, scale);
-    return kernels::ScaleAt(scale_dtype, out_.scale.data(), i_ * out_.scale_stride + j_);
+    return kernels::ScaleAt(scale_dtype, out_.scale.data(), i_ * out_.scale_stride + j_) *
+           out_.tensor_scale;
   }
 
   int Zero(float scale) const {
@@ -206,12 +210,34 @@ WeightQuant WeightQuant::MxFp4(MxScaleRule rule, MxRounding rounding) {
   return how;
 }
 
+WeightQuant WeightQuant::NvFp4() {
+  WeightQuant how = Of(DType::kF4E2M1, DType::kF8E4M3, 1, 16);
+  how.format.has_tensor_scale = true;
+  return how;
+}
+
+namespace {
+
+// With it the largest scale of a group is the largest e4m3.
+float TensorScale(ConstRows w) {
+  float amax = 0;
+  for (size_t n = 0; n < w.rows; ++n) {
+    for (float value : w.RowSpan(n)) {
+      if (std::isfinite(value)) amax = std::max(amax, std::fabs(value));
+    }
+  }
+  return std::max(amax / (kE4M3Max * kE2M1Max), FLT_MIN);
+}
+
+}  // namespace
+
 QuantMatrix QuantizeMatrix(ConstRows w, const WeightQuant& how) {
   LargestCode(how.format.dtype);  // throws for other types
   MatrixFormat format = how.format;
   if (format.scale_rows == 0) format.scale_rows = std::max<size_t>(1, w.rows);
   if (format.scale_cols == 0) format.scale_cols = std::max<size_t>(1, w.cols);
   QuantMatrix out = QuantMatrix::Make(format, w.rows, w.cols);
+  if (format.has_tensor_scale) out.tensor_scale = TensorScale(w);
   std::vector<uint8_t> codes;
   for (size_t i = 0; i < out.grid_rows(); ++i) {
     for (size_t j = 0; j < out.scale_stride; ++j) Cell(w, how, out, i, j).Quantize(codes);

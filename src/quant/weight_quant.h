@@ -23,6 +23,7 @@ struct WeightQuant {
   static WeightQuant Fp8Channel();
   static WeightQuant Fp8Block(size_t rows, size_t cols);
   static WeightQuant MxFp8(MxScaleRule rule);
+  static WeightQuant NvFp4();  // e4m3 scales per 16, and the f32 that lets them use all of e4m3
   static WeightQuant MxFp4(MxScaleRule rule, MxRounding rounding);
 };
 

@@ -264,6 +264,10 @@ TEST_F(Cli, InspectInfoConfigAndBenchSpeakJson) {
   const json info = json::parse(Run({"info", "--json", "--explain"}).out);
   EXPECT_GE(info["build"]["runners"].size(), 2u);
   EXPECT_EQ(info["build"]["architectures"].size(), 6u);
+  EXPECT_GE(info["build"]["quant_methods"].size(), 12u);
+  EXPECT_GE(info["build"]["quantize_schemes"].size(), 10u);
+  EXPECT_EQ(info["build"]["ggml_types"].size(), 22u);
+  EXPECT_EQ(info["build"]["kv_dtypes"], (json{"f32", "bf16", "f16", "fp8", "int8"}));
   EXPECT_FALSE(info["machine"]["target_chosen"].get<std::string>().empty());
   const json config = json::parse(Run({"config", "--json", "--threads", "1"}).out);
   EXPECT_EQ(config["threads"]["value"], "1");
@@ -318,7 +322,7 @@ TEST_F(Cli, BadInputIsExplained) {
   ExpectRefusal({"run", "--raw", "-p", std::string(6000, 'x')}, {"tokens", "context of 512"});
   ExpectRefusal({"run", "no/such/folder", "-p", "Hi"}, {"no/such/folder"});
   ExpectRefusal({"run", Golden("olmoe_clip"), "-p", "Hi"}, {"tokenizer.json"});
-  ExpectRefusal({"run", "model.gguf", "-p", "Hi"}, {"GGUF"});
+  ExpectRefusal({"run", "model.gguf", "-p", "Hi"}, {"model.gguf", "no such file"});
   ExpectRefusal({"run", "-p", "Hi", "--raw", "--system", "Be brief."}, {"--system", "--raw"});
   ExpectRefusal({"logits", "--ids", "1,x", "--output", out}, {"\"x\"", "token id"});
   ExpectRefusal({"logits", "--ids", "", "--output", out}, {"no token ids"});
@@ -377,6 +381,73 @@ TEST_F(Cli, BadWeightsAreNamedByVerify) {
   EXPECT_EQ(logits.status, 0);
   EXPECT_NE(logits.err.find("warning: model.layers.1.self_attn.k_proj.weight"), std::string::npos)
       << logits.err;
+}
+
+TEST_F(Cli, InspectTellsHowGgufFilesAreQuantised) {
+  const std::filesystem::path file =
+      testing::LocalGoldenDir() / "gguf/qwen3moe_mixed_q4_k_m/model-qwen3moe_mixed_q4_k_m.gguf";
+  const json all =
+      json::parse(Run({"inspect", file.string(), "--json", "--tensors", "--verify"}).out);
+  EXPECT_EQ(all["config"]["architecture"], "qwen3_moe");
+  EXPECT_EQ(all["gguf"]["version"], 3);
+  EXPECT_EQ(all["gguf"]["tensor_types"]["Q4_K"], 5);
+  EXPECT_EQ(all["gguf"]["tokenizer"], "gpt2");
+  EXPECT_EQ(all["schemes"]["experts w13"][0]["format"], "Q4_K");
+  EXPECT_EQ(all["schemes"]["experts w13"][0]["bits_per_weight"], 4.5);
+  EXPECT_EQ(all["schemes"]["experts w2"][0]["format"], "Q6_K");
+  EXPECT_EQ(all["schemes"]["attention"].size(), 2u);
+  EXPECT_EQ(all["plan"][2]["part"], "experts w13 of 1 layers");
+  EXPECT_EQ(all["plan"][2]["runner"], "aiter");
+  EXPECT_EQ(all["tensors"].size(), 15u);
+  EXPECT_EQ(all["tensors"][0]["use"], "model.embed_tokens.weight");
+  EXPECT_TRUE(all["verify"]["problems"].empty());
+  size_t bytes = 0;
+  for (const auto& [part, rows] : all["schemes"].items()) {
+    for (const json& row : rows) bytes += row["bytes"].get<size_t>();
+  }
+  EXPECT_EQ(bytes, all["memory"]["weights_bytes"]);
+  // The scale of the last block of the last tensor.
+  std::string damaged = ReadAll(file);
+  const std::string& name = all["tensors"].back()["name"].get<std::string>();
+  const size_t at = damaged.size() - (all["tensors"].back()["dtype"] == "Q6_K" ? 2 : 4);
+  ASSERT_NE(all["tensors"].back()["dtype"], "Q4_K");
+  damaged.replace(at, 2, "\xff\x7f");
+  std::ofstream(folder_ / "damaged.gguf", std::ios::binary) << damaged;
+  const Outcome verify = Run({"inspect", (folder_ / "damaged.gguf").string(), "--verify"});
+  EXPECT_EQ(verify.status, 1);
+  EXPECT_NE(verify.out.find("damaged.gguf: " + name + ": 1 NaN"), std::string::npos) << verify.out;
+}
+
+TEST_F(Cli, InspectTellsHowCheckpointsAreQuantised) {
+  const std::string golden = Golden("quant/qwen3_moe_gptq_desc_act");
+  const json all = json::parse(Run({"inspect", golden, "--json", "--verify"}).out);
+  const json& experts = all["schemes"]["experts w2"][0];
+  EXPECT_EQ(experts["scheme"], "gptq");
+  EXPECT_EQ(experts["dtype"], "U4");
+  EXPECT_EQ(experts["block"], (json{1, 32}));
+  EXPECT_EQ(experts["activations"], "none");
+  EXPECT_EQ(experts["elements"], 4 * 256 * 128);
+  EXPECT_EQ(experts["layers"], 1);
+  EXPECT_EQ(all["schemes"]["head"][0]["notes"][0]["modules"][0], "lm_head");
+  EXPECT_LT(all["memory"]["mapped_bytes"], all["memory"]["weights_bytes"]);
+  EXPECT_TRUE(all["verify"]["problems"].empty());
+
+  testing::ModelFolder folder(golden);
+  const std::string scales = "model.layers.1.mlp.experts.2.up_proj.scales";
+  auto& bytes = folder.tensors.at(scales).bytes;
+  bytes[2] = std::byte{0x00};  // f16 -1
+  bytes[3] = std::byte{0xbc};
+  const std::string order = "model.layers.1.mlp.experts.1.down_proj.g_idx";
+  folder.tensors.at(order).bytes[3] = std::byte{0x40};
+  folder.Write();
+  const Outcome verify = Run({"inspect", folder.path().string(), "--verify"});
+  EXPECT_EQ(verify.status, 1);
+  EXPECT_NE(verify.out.find("model.safetensors: " + scales +
+                            ": 0 NaN and 0 infinite and 1 negative scales, the first at [0, 1]"),
+            std::string::npos)
+      << verify.out;
+  EXPECT_NE(verify.out.find("experts.1.down_proj"), std::string::npos) << verify.out;
+  EXPECT_NE(verify.out.find("2 problems"), std::string::npos) << verify.out;
 }
 
 // What lies at the place of an output is not destroyed: links are followed, pipes are written into,

@@ -68,8 +68,11 @@ class MemoryGguf {
     bytes.resize(layout.file_bytes, '\0');
     size_t i = 0;
     for (const auto& [name, tensor] : content.tensors) {
-      std::memcpy(bytes.data() + layout.offsets[i++], tensor.values.data(),
-                  tensor.values.size() * sizeof(float));
+      char* at = bytes.data() + layout.offsets[i++];
+      for (float value : tensor.values) {
+        std::memcpy(at, &value, sizeof(value));
+        at += sizeof(value);
+      }
     }
     return bytes;
   }

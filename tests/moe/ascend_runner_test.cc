@@ -12,6 +12,7 @@
 #include "moe/dispatchers/ascend_tp.h"
 #include "moe/runners/ascend/core.h"
 #include "quant/copy_rows.h"
+#include "quant/ggml_quant.h"
 #include "quant/weight_quant.h"
 #include "switchyard/core/log.h"
 #include "switchyard/moe/layer/moe_layer.h"
@@ -42,6 +43,8 @@ std::vector<SchemeCase> Schemes() {
   WeightQuant f32;
   WeightQuant bf16;
   bf16.format.dtype = DType::kBF16;
+  WeightQuant q8_0;
+  q8_0.format.dtype = DType::kGgmlQ80;
   const WeightQuant mxfp4 = WeightQuant::MxFp4(MxScaleRule::kCeil, MxRounding::kHalfToEven);
   return {{"unquant", f32, 3e-6},
           {"unquant", bf16, 3e-6},
@@ -53,6 +56,7 @@ std::vector<SchemeCase> Schemes() {
           {"awq", WeightQuant::Uint4Group(32, DType::kF16), 3e-6},
           {"gptq", WeightQuant::Uint4Group(32, DType::kF16), 3e-6},
           {"wna16", WeightQuant::Int4Group(32, DType::kBF16), 3e-6},
+          {"gguf", q8_0, 3e-6},
           {"mxfp8", WeightQuant::MxFp8(MxScaleRule::kOcpFloor), 1e-2},
           {"mxfp4_w4a8", mxfp4, 1e-2},
           {"mxfp4_w4a4", mxfp4, 3e-2}};
@@ -61,8 +65,22 @@ std::vector<SchemeCase> Schemes() {
 // Random weights of `experts` experts in any form.
 class Weights {
  public:
-  Weights(size_t experts, size_t hidden, size_t inner, const WeightQuant& w13,
+  // Both sizes are rounded up to what the formats can hold.
+  Weights(size_t experts, size_t least_hidden, size_t least_inner, const WeightQuant& w13,
           const WeightQuant& w2, bool is_gated, bool with_bias, std::mt19937_64& random)
+      : Weights(experts, w13, w2, is_gated, with_bias, random, Fitting(least_hidden, w13),
+                Fitting(least_inner, w2)) {}
+
+  const ExpertWeights& get() const { return weights_; }
+  size_t experts() const { return weights_.w1.data.size(); }
+  size_t hidden() const { return weights_.hidden_size; }
+
+ private:
+  static size_t Fitting(size_t size, const WeightQuant& how) {
+    return IsGgmlBlock(how.format.dtype) ? (size + 31) / 32 * 32 : size;
+  }
+  Weights(size_t experts, const WeightQuant& w13, const WeightQuant& w2, bool is_gated,
+          bool with_bias, std::mt19937_64& random, size_t hidden, size_t inner)
       : w1_(Bank(experts, inner, hidden, w13, random)),
         w3_(Bank(is_gated ? experts : 0, inner, hidden, w13, random)),
         w2_(Bank(experts, hidden, inner, w2, random)) {
@@ -80,16 +98,20 @@ class Weights {
     }
   }
 
-  const ExpertWeights& get() const { return weights_; }
-  size_t experts() const { return weights_.w1.data.size(); }
-  size_t hidden() const { return weights_.hidden_size; }
-
- private:
   static quant::MatrixBank Bank(size_t experts, size_t rows, size_t cols, const WeightQuant& how,
                                 std::mt19937_64& random) {
     std::vector<quant::QuantMatrix> matrices;
     for (size_t e = 0; e < experts; ++e) {
       const std::vector<float> w = testing::RandomFloats(random, rows * cols, 0.2f);
+      if (IsGgmlBlock(how.format.dtype)) {
+        matrices.push_back(quant::QuantMatrix::Make(how.format, rows, cols));
+        const size_t bytes = BytesOf(how.format.dtype, cols);
+        for (size_t n = 0; n < rows; ++n) {
+          quant::EncodeGgmlRow(how.format.dtype, std::span(w).subspan(n * cols, cols),
+                               std::span(matrices.back().data).subspan(n * bytes, bytes));
+        }
+        continue;
+      }
       if (how.format.is_quantized() || how.format.has_zero || how.format.dtype == DType::kI8 ||
           DTypeBits(how.format.dtype) < 16) {
         matrices.push_back(quant::QuantizeMatrix(ConstRows(w.data(), rows, cols), how));
@@ -111,6 +133,7 @@ class Weights {
     described.data = {view.data.begin(), view.data.end()};
     described.scale = {view.scale.begin(), view.scale.end()};
     described.zero = {view.zero.begin(), view.zero.end()};
+    described.tensor_scale = {view.tensor_scale.begin(), view.tensor_scale.end()};
     described.act.scale = 0.03f;  // of the static quantiser
     return described;
   }
@@ -235,9 +258,9 @@ TEST_F(AscendRunner, EverySchemeAgainstTheOracles) {
           const MoeLayerConfig config = Config(scheme.scheme, scheme.scheme, experts, top_k);
           for (Spread spread :
                {Spread::kRandom, Spread::kAllToOne, Spread::kSomeSkipped, Spread::kAllSkipped}) {
-            const Tokens tokens = MakeTokens(count, top_k, experts, hidden, spread, random_);
+            const Tokens tokens = MakeTokens(count, top_k, experts, weights.hidden(), spread, random_);
             const std::vector<float> found = Run(config, "ascend", weights, tokens);
-            ASSERT_EQ(found.size(), count * hidden);
+            ASSERT_EQ(found.size(), count * weights.hidden());
             if (count == 0) continue;
             ASSERT_LE(Distance(found, OracleKind::kFaithful, config, weights, tokens), scheme.bound)
                 << scheme.scheme << " " << experts << " experts, " << count << " tokens";
@@ -272,17 +295,18 @@ TEST_F(AscendRunner, BitsDoNotDependOnBatchOrThreads) {
   for (const SchemeCase& scheme : Schemes()) {
     const Weights weights(6, 72, 40, scheme.weights, scheme.weights, true, true, random_);
     const MoeLayerConfig config = Config(scheme.scheme, scheme.scheme, 6, 3);
-    const Tokens all = MakeTokens(17, 3, 6, 72, Spread::kSomeSkipped, random_);
+    const size_t width = weights.hidden();
+    const Tokens all = MakeTokens(17, 3, 6, width, Spread::kSomeSkipped, random_);
     const std::vector<float> whole = Run(config, "ascend", weights, all, 1);
     for (size_t threads : {2u, 3u})
       ASSERT_EQ(Run(config, "ascend", weights, all, threads), whole) << scheme.scheme;
     for (size_t t = 0; t < all.count; ++t) {
-      const auto part = [&](const auto& values, size_t width) {
-        const auto first = values.begin() + static_cast<std::ptrdiff_t>(t * width);
-        return std::vector(first, first + static_cast<std::ptrdiff_t>(width));
+      const auto part = [&](const auto& values, size_t cols) {
+        const auto first = values.begin() + static_cast<std::ptrdiff_t>(t * cols);
+        return std::vector(first, first + static_cast<std::ptrdiff_t>(cols));
       };
-      const Tokens one{1, 3, part(all.hidden, 72), part(all.ids, 3), part(all.weights, 3)};
-      ASSERT_EQ(Run(config, "ascend", weights, one, 2), part(whole, 72))
+      const Tokens one{1, 3, part(all.hidden, width), part(all.ids, 3), part(all.weights, 3)};
+      ASSERT_EQ(Run(config, "ascend", weights, one, 2), part(whole, width))
           << scheme.scheme << " token " << t;
     }
   }

@@ -427,6 +427,7 @@ class ConformanceAxes : public Conformance {
     MoeCaseOptions layer = axis.layer;
     layer.scheme_w13 = w13;
     layer.scheme_w2 = w2;
+    testing::FitSizes(layer);
     MoeTokens tokens = testing::RandomTokens(axis.count, axis.top_k, layer.experts, layer.hidden,
                                              axis.spread, random_);
     if (axis.edit != nullptr) axis.edit(tokens);
@@ -516,8 +517,10 @@ TEST_F(Conformance, DividedExpertsGiveTheSameSum) {
                            .hidden = 72,
                            .intermediate = 40,
                            .bias = true};
-    Data data =
-        MakeData(name, options, testing::RandomTokens(9, 3, 12, 72, Spread::kSomeSkipped, random_));
+    testing::FitSizes(options);
+    Data data = MakeData(
+        name, options,
+        testing::RandomTokens(9, 3, 12, options.hidden, Spread::kSomeSkipped, random_));
     const MoeTruth truth(*data.layer, data.info, data.config, data.tokens);
     for (const Place& place : testing::AllPlaces(registry_)) {
       if (!Lists(scheme, place.runner) || place.realisation.kind == Realisation::Kind::kRegistered)
@@ -566,8 +569,10 @@ TEST_F(Conformance, BitsDoNotDependOnThreadsOrBatch) {
                            .hidden = 72,
                            .intermediate = 40,
                            .bias = true};
-    layers.push_back(MakeData(name, options,
-                              testing::RandomTokens(33, 3, 12, 72, Spread::kSomeSkipped, random_)));
+    testing::FitSizes(options);
+    layers.push_back(MakeData(
+        name, options,
+        testing::RandomTokens(33, 3, 12, options.hidden, Spread::kSomeSkipped, random_)));
   }
   testing::ForEachTarget([&] {
     for (const Data& data : layers) {
@@ -586,8 +591,9 @@ TEST_F(Conformance, BitsDoNotDependOnThreadsOrBatch) {
         if (ScalesOverBatch(scheme)) continue;
         for (size_t t = 0; t < data.tokens.count; t += kReduced ? 8 : 1) {
           const std::vector<float> alone = Run(data, place, {}, {data.tokens.Slice(t, 1)});
-          ASSERT_EQ(alone.size(), 72u);
-          ASSERT_EQ(std::memcmp(alone.data(), whole.data() + t * 72, 72 * sizeof(float)), 0)
+          const size_t width = data.tokens.cols;
+          ASSERT_EQ(alone.size(), width);
+          ASSERT_EQ(std::memcmp(alone.data(), whole.data() + t * width, width * sizeof(float)), 0)
               << "token " << t << " alone";
         }
       }

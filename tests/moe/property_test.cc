@@ -67,6 +67,7 @@ class RandomLayers : public ::testing::Test {
     options.experts = Draw(1, 20);
     options.hidden = OneIn(8) ? Draw(1, 3) : Draw(4, 150);
     options.intermediate = OneIn(8) ? Draw(1, 3) : Draw(4, 100);
+    testing::FitSizes(options);
     options.bias = OneIn(2);
     options.storage = static_cast<GateUpStorage>(Draw(0, 2));
     options.replicas = OneIn(4) ? Draw(1, options.experts) : 0;

@@ -24,15 +24,19 @@ class ModelFolder {
     std::vector<std::byte> bytes;
   };
 
-  // Copies what `checkpoint` holds.
-  explicit ModelFolder(const std::filesystem::path& checkpoint) {
+  // One without config and tensors.
+  ModelFolder() {
     static std::atomic<int> count{0};
     path_ = std::filesystem::temp_directory_path() /
             ("switchyard-test-" + std::to_string(getpid()) + "-" + std::to_string(count++));
     std::filesystem::create_directories(path_);
+  }
+  // Copies what `checkpoint` holds.
+  explicit ModelFolder(const std::filesystem::path& checkpoint) : ModelFolder() {
     const auto files = ModelFiles::OpenFolder(checkpoint);
     config = nlohmann::ordered_json::parse(files->ReadText("config.json"));
     for (const std::string& name : files->Names()) {
+      if (name.starts_with("quant_model_description")) texts[name] = files->ReadText(name);
       if (!name.ends_with(".safetensors")) continue;
       const SafetensorsFile file = SafetensorsFile::Parse(name, files->Map(name));
       for (const TensorInfo& info : file.tensors()) {
@@ -47,16 +51,11 @@ class ModelFolder {
   ModelFolder(const ModelFolder&) = delete;
   ModelFolder& operator=(const ModelFolder&) = delete;
 
-  // Writes config.json and model.safetensors and opens the folder.
+  // Writes config.json, model.safetensors and the other texts and opens the folder.
   std::shared_ptr<const ModelFiles> Write() const {
     std::ofstream(path_ / "config.json") << config.dump();
-    std::vector<NamedTensor> named;
-    for (const auto& [name, tensor] : tensors) {
-      named.push_back(
-          {name,
-           {tensor.bytes.data(), tensor.dtype, Shape(std::span<const size_t>(tensor.shape))}});
-    }
-    WriteSafetensors(path_ / "model.safetensors", named);
+    for (const auto& [name, text] : texts) std::ofstream(path_ / name) << text;
+    WriteTensors();
     return ModelFiles::OpenFolder(path_);
   }
 
@@ -70,8 +69,31 @@ class ModelFolder {
 
   nlohmann::ordered_json config;
   std::map<std::string, Tensor> tensors;
+  std::map<std::string, std::string> texts;  // other files, by name
 
  private:
+  // Not WriteSafetensors, which waits for the disk: tests write thousands of folders.
+  void WriteTensors() const {
+    nlohmann::ordered_json header = nlohmann::ordered_json::object();
+    size_t end = 0;
+    for (const auto& [name, tensor] : tensors) {
+      const size_t begin = end;
+      end += tensor.bytes.size();
+      header[name] = {{"dtype", std::string(DTypeName(tensor.dtype))},
+                      {"shape", tensor.shape},
+                      {"data_offsets", {begin, end}}};
+    }
+    std::string text = header.dump();
+    text.resize((text.size() + 7) / 8 * 8, ' ');
+    std::ofstream file(path_ / "model.safetensors", std::ios::binary);
+    const uint64_t size = text.size();
+    file.write(reinterpret_cast<const char*>(&size), sizeof(size));
+    file << text;
+    for (const auto& [name, tensor] : tensors)
+      file.write(reinterpret_cast<const char*>(tensor.bytes.data()),
+                 static_cast<std::streamsize>(tensor.bytes.size()));
+  }
+
   std::filesystem::path path_;
 };
 

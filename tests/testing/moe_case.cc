@@ -7,7 +7,9 @@
 #include <stdexcept>
 
 #include "kernels/convert/convert.h"
+#include "kernels/ggml/ggml.h"
 #include "quant/act_quant.h"
+#include "quant/ggml_quant.h"
 #include "switchyard/core/small_floats.h"
 #include "switchyard/moe/layer/register_builtins.h"
 #include "switchyard/moe/registry/activation.h"
@@ -35,18 +37,29 @@ std::vector<WeightQuant> AllFormats() {
   int8_groups.format.dtype = DType::kI8;
   WeightQuant narrow_scales = WeightQuant::Int8Channel();
   narrow_scales.format.scale_dtype = DType::kBF16;
+  for (DType dtype : {DType::kGgmlQ80, DType::kGgmlQ40}) all.push_back(Dense(dtype));
   all.insert(all.end(), {bytes, int8_groups, narrow_scales, WeightQuant::Int4Group(64, DType::kF32),
                          WeightQuant::Uint4Group(32, DType::kBF16)});
   return all;
 }
 
+// Without scales beside the codes.
 bool IsDense(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16 ||
+         IsGgmlBlock(dtype);
 }
 
 QuantMatrix MakeMatrix(ConstRows values, const WeightQuant& how) {
   if (!IsDense(how.format.dtype)) return quant::QuantizeMatrix(values, how);
   QuantMatrix dense = QuantMatrix::Make(how.format, values.rows, values.cols);
+  if (IsGgmlBlock(how.format.dtype)) {
+    for (size_t n = 0; n < values.rows; ++n) {
+      const size_t bytes = BytesOf(how.format.dtype, values.cols);
+      quant::EncodeGgmlRow(how.format.dtype, values.RowSpan(n),
+                           std::span(dense.data).subspan(n * bytes, bytes));
+    }
+    return dense;
+  }
   kernels::ConvertFromF32(values.data, values.rows * values.cols, how.format.dtype,
                           dense.data.data());
   return dense;
@@ -60,6 +73,12 @@ T Load(const std::byte* at) {
 }
 
 double Code(const QuantMatrix& m, size_t n, size_t k) {
+  if (IsGgmlBlock(m.format.dtype)) {
+    std::vector<float> row(m.cols);
+    kernels::DecodeGgmlRowReference(
+        m.format.dtype, m.data.data() + BytesOf(m.format.dtype, n * m.stride), m.cols, row.data());
+    return row[k];
+  }
   const size_t at = n * m.stride + k;
   const std::byte* byte = m.data.data() + BytesOf(m.format.dtype, at - at % 2);
   if (DTypeBits(m.format.dtype) > 4) byte += at % 2 * DTypeBytes(m.format.dtype);
@@ -86,6 +105,7 @@ double Scale(const QuantMatrix& m, size_t at) {
     case DType::kF16: return ToFloat(Load<F16>(scale));
     case DType::kBF16: return ToFloat(Load<BF16>(scale));
     case DType::kF8E8M0: return DecodeE8M0(static_cast<uint8_t>(*scale));
+    case DType::kF8E4M3: return DecodeE4M3(static_cast<uint8_t>(*scale));
     default: throw std::runtime_error("MoeCase cannot decode scales of this type");
   }
 }
@@ -100,7 +120,9 @@ std::vector<double> Decode(const QuantMatrix& m, size_t first, size_t step, size
       if (!m.scale.empty()) {
         const size_t at = n / m.format.scale_rows * m.scale_stride + k / m.format.scale_cols;
         if (m.format.has_zero) value -= static_cast<double>(m.zero[at]);
-        value *= Scale(m, at);
+        // Both factors are one f32 (contract 5.14).
+        value *= m.format.has_tensor_scale ? static_cast<float>(Scale(m, at)) * m.tensor_scale
+                                           : Scale(m, at);
       }
       values.push_back(value);
     }
@@ -137,9 +159,15 @@ std::vector<WeightQuant> FormatsOf(const moe::SchemeEntry& scheme, size_t rows, 
       if (how.format.scale_rows == 0) how.format.scale_rows = rows;
       if (how.format.scale_cols == 0) how.format.scale_cols = cols;
     }
+    if (IsGgmlBlock(how.format.dtype) && cols % DTypeBlock(how.format.dtype) != 0) continue;
     if (scheme.accepts(how.format, rows, cols)) formats.push_back(how);
   }
   return formats;
+}
+
+void FitSizes(MoeCaseOptions& options) {
+  if (options.scheme_w13 != "gguf" && options.scheme_w2 != "gguf") return;
+  for (size_t* size : {&options.hidden, &options.intermediate}) *size = (*size + 31) / 32 * 32;
 }
 
 MoeTokens MoeTokens::Slice(size_t first, size_t n) const {
@@ -209,6 +237,7 @@ moe::ExpertBank MoeCase::BankOf(const std::vector<const QuantMatrix*>& matrices)
     bank.data.push_back(m.data.data());
     if (!m.scale.empty()) bank.scale.push_back(m.scale.data());
     if (!m.zero.empty()) bank.zero.push_back(m.zero.data());
+    if (m.format.has_tensor_scale) bank.tensor_scale.push_back(&m.tensor_scale);
   }
   return bank;
 }
@@ -288,6 +317,7 @@ moe::MoeQuantInfo MoeCase::InfoOfExperts(size_t first, size_t count) const {
     if (bank->data.empty()) continue;
     bank->data = bank->data.subspan(first, count);
     if (!bank->scale.empty()) bank->scale = bank->scale.subspan(first, count);
+    if (!bank->tensor_scale.empty()) bank->tensor_scale = bank->tensor_scale.subspan(first, count);
     if (!bank->zero.empty()) bank->zero = bank->zero.subspan(first, count);
     if (!bank->bias.empty()) bank->bias = bank->bias.subspan(first, count);
   }

@@ -41,6 +41,9 @@ struct MoeCaseOptions {
       {};  // activation, is_gated, factors, … ; MoeCase fills in the sizes
 };
 
+// Blocks of ggml hold 32 columns: with a scheme of them both sizes are rounded up.
+void FitSizes(MoeCaseOptions& options);
+
 // The routing of a batch, and its rows. -1 = no expert.
 struct MoeTokens {
   size_t count = 0;

@@ -25,6 +25,8 @@ inline std::vector<std::pair<std::string, quant::WeightQuant>> AllWeightQuants()
       {"mxfp8 ceil", WeightQuant::MxFp8(MxScaleRule::kCeil)},
       {"mxfp8 floor", WeightQuant::MxFp8(MxScaleRule::kOcpFloor)},
       {"mxfp4 ceil", WeightQuant::MxFp4(MxScaleRule::kCeil, MxRounding::kHalfToZero)},
+      {"mxfp4 even", WeightQuant::MxFp4(MxScaleRule::kEven, MxRounding::kHalfToEven)},
+      {"nvfp4", WeightQuant::NvFp4()},
       {"mxfp4 floor", WeightQuant::MxFp4(MxScaleRule::kOcpFloor, MxRounding::kHalfToEven)},
   };
 }

@@ -79,9 +79,9 @@ size_t DTypeBytes(DType dtype);
 
 // Bytes of `count` elements in a row, rounded up to whole blocks.
 inline size_t BytesOf(DType dtype, size_t count) {
-  if (!IsGgmlBlock(dtype)) return (count * DTypeBits(dtype) + 7) / 8;
   const size_t block = DTypeBlock(dtype);
-  return (count + block - 1) / block * DTypeBlockBytes(dtype);
+  const size_t blocks = block == 1 ? count : (count + block - 1) / block;
+  return blocks * DTypeBlockBytes(dtype);
 }
 
 // The safetensors spelling: "F32", "BF16", "F8_E4M3", …; "I4", "U4" and "F4_E2M1" are ours. Blocks

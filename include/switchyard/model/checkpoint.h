@@ -55,6 +55,14 @@ class Checkpoint {
   // Errors: kNotFound if there is no such tensor.
   const std::string& FileOf(std::string_view name) const;
 
+  // A tensor as it lies in its file. Does not mark it as used.
+  // Shapes: as in Info.
+  // Errors: kNotFound if there is no such tensor.
+  TensorView View(std::string_view name) const;
+
+  // Why a tensor was ignored; empty if it was not.
+  std::string_view IgnoredReason(std::string_view name) const;
+
   // Names of all tensors, sorted. Valid as long as *this.
   std::vector<std::string_view> Names() const;
 

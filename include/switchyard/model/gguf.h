@@ -88,6 +88,9 @@ class GgufFile {
   size_t alignment() const { return alignment_; }
   // Bytes of the data section, the padding behind the last tensor not counted.
   size_t data_bytes() const { return data_.size(); }
+  // The bytes that belong to nothing: before the data, between tensors, behind the last one. They
+  // are zero in the files of most writers.
+  const std::vector<std::span<const std::byte>>& padding() const { return padding_; }
 
   // In the order of the file.
   const std::vector<GgufEntry>& entries() const { return entries_; }
@@ -138,6 +141,7 @@ class GgufFile {
   std::vector<size_t> entries_by_key_;   // indices, sorted by key
   std::vector<size_t> tensors_by_name_;  // indices, sorted by name
   std::span<const std::byte> data_;
+  std::vector<std::span<const std::byte>> padding_;
 };
 
 // A model in one GGUF file or in all parts of a split one: the metadata of the first part, the
@@ -159,7 +163,8 @@ class GgufModel {
   static GgufModel Open(std::shared_ptr<const ModelFiles> files, std::string_view name);
 
   // Opens the only GGUF model in `files`.
-  // Errors: as above; kNotFound if there is none; kInvalidArgument naming them if there are several.
+  // Errors: as above; kNotFound if there is none; kInvalidArgument naming them if there are
+  //   several.
   static GgufModel Open(const std::shared_ptr<const ModelFiles>& files);
 
   // The file, or first part, of the only GGUF model in `files`; nullopt if there is none.

@@ -12,6 +12,7 @@
 #include "switchyard/core/exec_context.h"
 #include "switchyard/core/rows.h"
 #include "switchyard/model/config.h"
+#include "switchyard/model/file_tensor.h"
 #include "switchyard/model/files.h"
 #include "switchyard/model/kv_view.h"
 #include "switchyard/model/stored_matrix.h"
@@ -19,6 +20,8 @@
 #include "switchyard/moe/layer/moe_layer.h"
 
 namespace switchyard {
+
+class GgufModel;
 
 // Which positions of a chunk the head computes.
 enum class LogitsWanted { kNone, kLast, kAll };
@@ -59,11 +62,15 @@ struct ModelOptions {
   bool w4a4_new_packing = false;  // ModelSlim W4A4 files hold two codes in a byte (contract 5.4)
   bool check_values = true;  // read all weights at load: warms the page cache, and warns of NaN and
                              // infinity by name
+  // Binds every tensor, and neither repacks nor quantises nor copies any but one matrix of a kind:
+  // for `inspect`, in little memory. There are plans and no values: Forward refuses.
+  bool look_only = false;
+  bool verify = false;  // with look_only: reads every value of the files, see Model::verification
 };
 
 // Why a part of a model is computed the way it is, for `inspect` and `info --explain`.
 struct ComputePlan {
-  std::string part;     // "attention", "experts of 16 layers", "head"
+  std::string part;     // "attention", "experts of 16 layers", "experts w2 of 4 layers", "head"
   std::string weights;  // "BF16"
   std::string kernel;   // "MatmulBF16BF16"
   std::string runner;   // experts only
@@ -111,6 +118,8 @@ class Model {
   // Bytes that one decoded token reads: all matrices it passes through, the head included, one row
   // of the embedding.
   size_t active_bytes_per_token() const;
+  // Bytes in the files that copied_bytes stand for, so that nobody reads them again.
+  size_t released_bytes() const;
   // Multiplications with weights per token of a prompt (the head left out, which a prompt computes
   // once), and in the head.
   size_t active_params() const;
@@ -122,6 +131,14 @@ class Model {
   std::vector<ComputePlan> Explain() const;
   // How each weight matrix of this rank is stored, in the order of the model.
   const std::vector<StoredMatrix>& matrices() const;
+  // Every tensor of the files, in safetensors by name, in GGUF in the order of the parts. Empty
+  // unless look_only.
+  const std::vector<FileTensor>& tensors() const;
+  // What `verify` found: values that no intact weight has, what a scheme refuses, bytes between
+  // tensors that are not zero.
+  const Verification& verification() const;
+  // The GGUF files of the model; nullptr if it has none.
+  const GgufModel* gguf() const;
   // Names and problems of tensors with NaN or infinity, found at load ("model.layers.0….weight: 3
   // NaN, first at [0, 7]").
   const std::vector<std::string>& bad_tensors() const;

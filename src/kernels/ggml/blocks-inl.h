@@ -8,12 +8,14 @@
 #define SWITCHYARD_KERNELS_GGML_BLOCKS_INL_H_
 #endif
 
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <cstring>
 #include <hwy/highway.h>
 
 #include "kernels/ggml/grids.h"
+#include "kernels/load-inl.h"
 #include "switchyard/core/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -47,29 +49,28 @@ HWY_INLINE void BlockQ41(Bytes b, Floats y) {
   for (size_t j = 0; j < 16; ++j) y[16 + j] = d * AsFloat(q[j] >> 4) + m;
 }
 
-// The 5-bit codes of Q5_0 and Q5_1: bit j of `high` is bit 4 of code j.
-HWY_INLINE void Codes5(uint32_t high, Bytes q, int* HWY_RESTRICT code) {
-  for (uint32_t j = 0; j < 16; ++j)
-    code[j] = static_cast<int>((q[j] & 15u) | ((high >> j) & 1u) << 4);
-  for (uint32_t j = 0; j < 16; ++j)
-    code[16 + j] = static_cast<int>((q[j] >> 4) | ((high >> (16 + j)) & 1u) << 4);
+// Code j of Q5_0 or Q5_1: 4 bits of its byte from `shift` on, bit j of `high` above them.
+HWY_INLINE int Code5(uint32_t q, int shift, uint32_t high, uint32_t j) {
+  return static_cast<int>((q >> shift) & 15u) | static_cast<int>((high >> j) & 1u) << 4;
 }
 
 // Q5_0: f16 d; u32 of the high bits; nibbles. d * (q - 16).
 HWY_INLINE void BlockQ50(Bytes b, Floats y) {
   const float d = HalfAt(b);
-  int code[32];
-  Codes5(U32At(b + 2), b + 6, code);
-  for (size_t j = 0; j < 32; ++j) y[j] = d * AsFloat(code[j] - 16);
+  const uint32_t high = U32At(b + 2);
+  Bytes q = b + 6;
+  for (uint32_t j = 0; j < 16; ++j) y[j] = d * AsFloat(Code5(q[j], 0, high, j) - 16);
+  for (uint32_t j = 0; j < 16; ++j) y[16 + j] = d * AsFloat(Code5(q[j], 4, high >> 16, j) - 16);
 }
 
 // Q5_1: f16 d, f16 m; u32 of the high bits; nibbles. d * q + m.
 HWY_INLINE void BlockQ51(Bytes b, Floats y) {
   const float d = HalfAt(b);
   const float m = HalfAt(b + 2);
-  int code[32];
-  Codes5(U32At(b + 4), b + 8, code);
-  for (size_t j = 0; j < 32; ++j) y[j] = d * AsFloat(code[j]) + m;
+  const uint32_t high = U32At(b + 4);
+  Bytes q = b + 8;
+  for (uint32_t j = 0; j < 16; ++j) y[j] = d * AsFloat(Code5(q[j], 0, high, j)) + m;
+  for (uint32_t j = 0; j < 16; ++j) y[16 + j] = d * AsFloat(Code5(q[j], 4, high >> 16, j)) + m;
 }
 
 // Q8_0: f16 d; 32 x i8. d * q.
@@ -175,12 +176,37 @@ HWY_INLINE void BlockQ6K(Bytes b, Floats y) {
   }
 }
 
+// 16 elements: d * value.
+HWY_INLINE void Scaled16(const int8_t* HWY_RESTRICT values, float d, Floats y) {
+  const hn::CappedTag<float, 16> df;
+  const hn::RebindToSigned<decltype(df)> di;
+  const hn::Rebind<int8_t, decltype(df)> d8;
+  for (size_t j = 0; j < 16; j += hn::Lanes(df)) {
+    const auto value = hn::ConvertTo(df, hn::PromoteTo(di, hn::LoadU(d8, values + j)));
+    hn::StoreU(hn::Mul(hn::Set(df, d), value), df, y + j);
+  }
+}
+
+// 32 elements: d * table[q], first the low nibbles of 16 bytes, then the high ones. Each half has
+// its own array: a load across two stores would wait for both to reach the cache.
+HWY_INLINE void ScaledLookUp(Bytes q, const int8_t* HWY_RESTRICT table, float d, Floats y) {
+  const hn::Full128<int8_t> d8;
+  const hn::Full128<uint8_t> du8;
+  const auto entries = hn::LoadU(d8, table);
+  const auto bytes = hn::LoadU(du8, q);
+  const auto low = hn::TableLookupBytes(entries, hn::And(bytes, hn::Set(du8, 15)));
+  const auto high = hn::TableLookupBytes(entries, hn::ShiftRight<4>(bytes));
+  int8_t low_values[16];
+  int8_t high_values[16];
+  hn::StoreU(hn::BitCast(d8, low), d8, low_values);
+  hn::StoreU(hn::BitCast(d8, high), d8, high_values);
+  Scaled16(low_values, d, y);
+  Scaled16(high_values, d, y + 16);
+}
+
 // IQ4_NL: f16 d; nibbles as Q4_0, indices of a table. d * table[q].
 HWY_INLINE void BlockIq4Nl(Bytes b, Floats y) {
-  const float d = HalfAt(b);
-  Bytes q = b + 2;
-  for (size_t j = 0; j < 16; ++j) y[j] = d * AsFloat(ggml::kIq4Values[q[j] & 15]);
-  for (size_t j = 0; j < 16; ++j) y[16 + j] = d * AsFloat(ggml::kIq4Values[q[j] >> 4]);
+  ScaledLookUp(b + 2, ggml::kIq4Values, HalfAt(b), y);
 }
 
 // IQ4_XS: f16 d; u16 of the high 2 bits and 4 bytes of the low 4 bits of 8 scales; 8 x 16 bytes, as
@@ -191,10 +217,7 @@ HWY_INLINE void BlockIq4Xs(Bytes b, Floats y) {
   for (size_t sub = 0; sub < 8; ++sub) {
     const uint32_t code = NibbleAt(b + 4, sub) | ((high >> (2 * sub)) & 3u) << 4;
     const float scale = d * AsFloat(static_cast<int>(code) - 32);
-    Bytes q = b + 8 + sub * 16;
-    float* HWY_RESTRICT x = y + sub * 32;
-    for (size_t j = 0; j < 16; ++j) x[j] = scale * AsFloat(ggml::kIq4Values[q[j] & 15]);
-    for (size_t j = 0; j < 16; ++j) x[16 + j] = scale * AsFloat(ggml::kIq4Values[q[j] >> 4]);
+    ScaledLookUp(b + 8 + sub * 16, ggml::kIq4Values, scale, y + sub * 32);
   }
 }
 
@@ -202,10 +225,7 @@ HWY_INLINE void BlockIq4Xs(Bytes b, Floats y) {
 // power times twice the value; e = 255 is no NaN here but 2^128.
 HWY_INLINE void BlockMxFp4(Bytes b, Floats y) {
   const uint32_t bits = b[0] < 2 ? 0x00200000u << b[0] : (b[0] - 1u) << 23;
-  const auto d = std::bit_cast<float>(bits);
-  Bytes q = b + 1;
-  for (size_t j = 0; j < 16; ++j) y[j] = d * AsFloat(ggml::kE2M1Doubled[q[j] & 15]);
-  for (size_t j = 0; j < 16; ++j) y[16 + j] = d * AsFloat(ggml::kE2M1Doubled[q[j] >> 4]);
+  ScaledLookUp(b + 1, ggml::kE2M1Doubled, std::bit_cast<float>(bits), y);
 }
 
 // The value of a ternary digit: the top digit of a byte that holds a fraction of base 3, times d.
@@ -235,6 +255,12 @@ HWY_INLINE void BlockTq20(Bytes b, Floats y) {
   }
 }
 
+// Entry `code` of a codebook.
+template <size_t kWidth, size_t kSize>
+HWY_INLINE const int8_t* Entry(const std::array<int8_t, kSize>& grid, size_t code) {
+  return grid.data() + code * kWidth;
+}
+
 // kWidth elements: scale * value, negated where bit j of `signs` is set.
 template <size_t kWidth>
 HWY_INLINE void Signed(float scale, const int8_t* HWY_RESTRICT values, uint32_t signs, Floats y) {
@@ -259,7 +285,7 @@ HWY_INLINE void BlockIq2Xxs(Bytes b, Floats y) {
     const uint32_t word = U32At(q + 4);
     const float scale = d * (0.5f + static_cast<float>(word >> 28)) * 0.25f;
     for (size_t i = 0; i < 4; ++i) {
-      Signed<8>(scale, ggml::kIq2XxsGrid.data() + q[i] * 8u, SignsOf7(word >> (7 * i)),
+      Signed<8>(scale, Entry<8>(ggml::kIq2XxsGrid, q[i]), SignsOf7(word >> (7 * i)),
                 y + sub * 32 + i * 8);
     }
   }
@@ -271,7 +297,7 @@ HWY_INLINE void BlockIq2Xs(Bytes b, Floats y) {
   for (size_t i = 0; i < 32; ++i) {
     const uint32_t code = U16At(b + 2 + i * 2);
     const float scale = d * (0.5f + static_cast<float>(NibbleAt(b + 66, i / 2))) * 0.25f;
-    Signed<8>(scale, ggml::kIq2XsGrid.data() + (code & 511u) * 8, SignsOf7(code >> 9), y + i * 8);
+    Signed<8>(scale, Entry<8>(ggml::kIq2XsGrid, code & 511u), SignsOf7(code >> 9), y + i * 8);
   }
 }
 
@@ -282,7 +308,7 @@ HWY_INLINE void BlockIq2S(Bytes b, Floats y) {
   for (size_t i = 0; i < 32; ++i) {
     const uint32_t high = (static_cast<uint32_t>(b[66 + i / 4]) >> (i % 4 * 2)) & 3u;
     const float scale = d * (0.5f + static_cast<float>(NibbleAt(b + 74, i / 2))) * 0.25f;
-    Signed<8>(scale, ggml::kIq2SGrid.data() + (b[2 + i] | high << 8) * 8, b[34 + i], y + i * 8);
+    Signed<8>(scale, Entry<8>(ggml::kIq2SGrid, b[2 + i] | high << 8), b[34 + i], y + i * 8);
   }
 }
 
@@ -295,7 +321,7 @@ HWY_INLINE void BlockIq3Xxs(Bytes b, Floats y) {
     const float scale = d * (0.5f + static_cast<float>(word >> 28)) * 0.5f;
     for (size_t i = 0; i < 8; ++i) {
       const uint32_t signs = SignsOf7(word >> (7 * (i / 2))) >> (i % 2 * 4);
-      Signed<4>(scale, ggml::kIq3XxsGrid.data() + b[2 + sub * 8 + i] * 4u, signs,
+      Signed<4>(scale, Entry<4>(ggml::kIq3XxsGrid, b[2 + sub * 8 + i]), signs,
                 y + sub * 32 + i * 4);
     }
   }
@@ -309,13 +335,13 @@ HWY_INLINE void BlockIq3S(Bytes b, Floats y) {
     const uint32_t high = (static_cast<uint32_t>(b[66 + i / 8]) >> (i % 8)) & 1u;
     const float scale = d * static_cast<float>(1 + 2 * NibbleAt(b + 106, i / 8));
     const uint32_t signs = static_cast<uint32_t>(b[74 + i / 2]) >> (i % 2 * 4);
-    Signed<4>(scale, ggml::kIq3SGrid.data() + (b[2 + i] | high << 8) * 4, signs, y + i * 4);
+    Signed<4>(scale, Entry<4>(ggml::kIq3SGrid, b[2 + i] | high << 8), signs, y + i * 4);
   }
 }
 
 // 8 elements of IQ1: scale * (value + delta).
 HWY_INLINE void Shifted(float scale, uint32_t code, bool minus, Floats y) {
-  const int8_t* HWY_RESTRICT values = ggml::kIq1Grid.data() + code * 8;
+  const int8_t* HWY_RESTRICT values = Entry<8>(ggml::kIq1Grid, code);
   const float delta = minus ? -0.125f : 0.125f;
   for (size_t j = 0; j < 8; ++j) y[j] = scale * (AsFloat(values[j]) + delta);
 }

@@ -41,6 +41,9 @@ Arguments ReadArguments(ConfigReader config) {
   arguments.strategy = config.Text("strategy", "tensor");
   if (config.Has("group_size") && config.Number("group_size", -1, 65536) > 0)
     arguments.group = config.Count("group_size", 1, 65536);
+  const bool has_groups = arguments.strategy == "group" || arguments.strategy == "tensor_group";
+  if (has_groups && arguments.group == 0 && !config.Has("group_size"))
+    config.Refuse("group_size", fmt::format("strategy {} needs one", arguments.strategy));
   if (config.Has("block_structure"))
     arguments.block = config.Counts("block_structure", 1, 65536);
   if (config.Has("actorder")) {
@@ -216,8 +219,12 @@ class Rules : public QuantizationRules {
 
   const StorageScheme* SchemeOf(std::string_view module) const override {
     if (ignored_.Contains(module)) return nullptr;
+    // A name or an expression says more than a class.
     for (const Group& group : groups_) {
-      if (group.targets.Contains(module)) return group.scheme.get();
+      if (group.targets.Names(module)) return group.scheme.get();
+    }
+    for (const Group& group : groups_) {
+      if (group.targets.has_class()) return group.scheme.get();
     }
     return nullptr;
   }
@@ -245,7 +252,7 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
   }
   std::vector<Rules::Group> groups;
   ConfigReader all = config.Object("config_groups");
-  for (const std::string& name : all.Names()) {
+  for (const std::string& name : all.NamesInOrder()) {
     ConfigReader group = all.Object(name);
     std::vector<std::string> targets = group.Texts("targets");
     const std::string own = group.Text("format", format);

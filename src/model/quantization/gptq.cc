@@ -64,12 +64,13 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
   if (format != "gptq" && format != "gptq_v2")
     config.Refuse("checkpoint_format", "known are gptq and gptq_v2");
   options.is_v2 = format == "gptq_v2";
-  config.Flag("desc_act", false);  // the groups are in g_idx
-  config.Flag("sym", true);        // the zero points are in the file
+  // With static groups the columns keep their places.
+  options.has_order = config.Flag("desc_act", false) && !config.Flag("static_groups", false);
+  config.Flag("sym", true);  // the zero points are in the file
   std::vector<GptqRules::Override> overrides;
   if (config.Has("dynamic")) {
     ConfigReader dynamic = config.Object("dynamic");
-    for (const std::string& name : dynamic.Names()) {
+    for (const std::string& name : dynamic.NamesInOrder()) {
       ConfigReader line = dynamic.Object(name);
       GptqRules::Override parsed{
           ModuleRegex(name.starts_with("-:") || name.starts_with("+:") ? name.substr(2) : name),
@@ -87,7 +88,7 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
   const bool quantises_head = config.Flag("lm_head", false);
   std::vector<std::string> left_out = OptionalTexts(config, "modules_to_not_convert");
   config.Ignore({"quant_method", "group_size", "damp_percent", "damp_auto_increment",
-                 "model_file_base_name", "model_name_or_path", "static_groups", "true_sequential",
+                 "model_file_base_name", "model_name_or_path", "true_sequential", "static_groups",
                  "modules_in_block_to_quantize", "dataset", "tokenizer", "use_cuda_fp16",
                  "use_exllama", "disable_exllama", "max_input_length", "batch_size", "backend",
                  "block_name_to_quantize", "cache_block_outputs", "exllama_config", "meta",

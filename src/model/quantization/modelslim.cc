@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <map>
 #include <unordered_map>
@@ -23,6 +25,7 @@ class StaticInt8 : public StorageScheme {
   std::string Describe() const override {
     return "I8, a scale per output; activations int8, static";
   }
+  std::string_view codes() const override { return "weight"; }
   bool repacks() const override { return false; }
   std::string_view act_scale() const override { return "input_scale"; }
 
@@ -43,13 +46,7 @@ class StaticInt8 : public StorageScheme {
     const TensorView& codes = tensors.views[0];
     if (tensors.Has(6)) RequireZeroOffsets(tensors, "weight_offset", tensors.views[6]);
     const float input_scale = PositiveScalar(tensors, "input_scale", tensors.views[3]);
-    const TensorView& offset_view = tensors.views[4];
-    const float offset = offset_view.dtype == DType::kI8
-                             ? static_cast<float>(*reinterpret_cast<const int8_t*>(offset_view.data))
-                             : ScaleValue(offset_view, 0);
-    if (!(std::fabs(offset) <= 128.0f) || offset != std::nearbyint(offset))
-      tensors.Refuse("input_offset",
-                     fmt::format("is {}, expected a whole number in [-128, 128]", offset));
+    const float offset = ActOffset(tensors, "input_offset", tensors.views[4]);
     WeightMatrix matrix =
         WeightMatrix::Dense(codes.data, DType::kI8, tensors.rows, tensors.cols);
     matrix.format.scale_rows = 1;
@@ -60,7 +57,7 @@ class StaticInt8 : public StorageScheme {
     matrix.act.offset = offset;
     float* scales = memory.New<float>(tensors.rows);
     float* bias = memory.New<float>(tensors.rows);
-    bool has_bias = false;
+    bool has_bias = false, any_scale = false;
     const auto* quant_bias = reinterpret_cast<const int32_t*>(tensors.views[2].data);
     for (size_t n = 0; n < tensors.rows; ++n) {
       const float deq = DeqScale(tensors, n);
@@ -68,7 +65,12 @@ class StaticInt8 : public StorageScheme {
         tensors.Refuse("deq_scale", fmt::format("scale {} is {}, expected a finite number that is "
                                                 "not negative",
                                                 n, deq));
+      any_scale = any_scale || deq != 0.0f;
       scales[n] = deq / input_scale;
+      if (!std::isfinite(scales[n]))
+        tensors.Refuse("deq_scale", fmt::format("scale {} is {} and input_scale {}: their quotient "
+                                                "is not finite",
+                                                n, deq, input_scale));
       int64_t sum = 0;
       const auto* row = reinterpret_cast<const int8_t*>(codes.data) + n * tensors.cols;
       for (size_t k = 0; k < tensors.cols; ++k) sum += row[k];
@@ -76,6 +78,11 @@ class StaticInt8 : public StorageScheme {
       bias[n] = static_cast<float>(static_cast<double>(rest) * double{deq});
       has_bias = has_bias || rest != 0;
     }
+    const auto is_zero = [](std::byte code) { return code == std::byte{0}; };
+    if (!any_scale && !std::all_of(codes.data, codes.data + codes.NumBytes(), is_zero))
+      tensors.Refuse("deq_scale", fmt::format("all {} scales are 0 and the codes are not: they were "
+                                              "never written",
+                                              tensors.rows));
     matrix.scale = reinterpret_cast<const std::byte*>(scales);
     if (has_bias) matrix.bias = bias;
     return matrix;
@@ -198,7 +205,7 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
   size_t group = 0;
   if (config.Has("group_size")) group = config.Count("group_size", 0, 65536);
   for (const std::string& name : config.Names()) {
-    if (!name.ends_with(".weight") || !config.IsText(name)) {
+    if (!name.ends_with(".weight")) {
       config.Ignore({name});  // other tensors of the same matrix, and remarks
       continue;
     }

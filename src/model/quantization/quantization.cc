@@ -33,6 +33,20 @@ const QuantizationProducer& FindProducer(const std::string& file, const std::str
                           QuoteForMessage(method), fmt::join(known, ", ")));
 }
 
+// All errors begin with the name of the file.
+std::unique_ptr<QuantizationRules> ReadRules(const std::string& method, ConfigReader& config,
+                                             const QuantizationOptions& options) {
+  const QuantizationProducer& producer = FindProducer(config.file_name(), method);
+  try {
+    std::unique_ptr<QuantizationRules> rules = producer.read(config, options);
+    config.Finish();
+    return rules;
+  } catch (const Error& error) {  // of an expression, which knows no file
+    if (error.message().starts_with(config.file_name())) throw;
+    throw Error(error.code(), fmt::format("{}: {}", config.file_name(), error.message()));
+  }
+}
+
 // The file of this name, or one that is named after the scheme too.
 std::string FindDescription(const ModelFiles& files) {
   for (const std::string& name : files.Names()) {
@@ -45,10 +59,7 @@ std::unique_ptr<QuantizationRules> ReadFile(const ModelFiles& files, const std::
                                             std::string_view method,
                                             const QuantizationOptions& options) {
   ConfigReader config = ConfigReader::Parse(files.PathOf(name), files.ReadText(name));
-  std::unique_ptr<QuantizationRules> rules =
-      FindProducer(config.file_name(), std::string(method)).read(config, options);
-  config.Finish();
-  return rules;
+  return ReadRules(std::string(method), config, options);
 }
 
 }  // namespace
@@ -73,10 +84,7 @@ std::unique_ptr<QuantizationRules> ParseQuantization(ConfigReader& config,
                                                      const QuantizationOptions& options) {
   std::string method = config.Text("quant_method");
   if (method.starts_with("modelopt_")) method = "modelopt";  // "modelopt_fp4"
-  std::unique_ptr<QuantizationRules> rules =
-      FindProducer(config.file_name(), method).read(config, options);
-  config.Finish();
-  return rules;
+  return ReadRules(method, config, options);
 }
 
 std::unique_ptr<QuantizationRules> ReadQuantization(const ModelFiles& files,

@@ -29,6 +29,8 @@ Spec ReadSpec(ConfigReader config) {
   Spec spec;
   spec.dtype = config.Text("dtype");
   spec.qscheme = config.Text("qscheme", "per_tensor");
+  if (spec.qscheme != "per_tensor" && spec.qscheme != "per_channel" && spec.qscheme != "per_group")
+    config.Refuse("qscheme", "known are per_tensor, per_channel and per_group");
   if (config.Has("group_size")) spec.group = config.Count("group_size", 1, 65536);
   spec.is_dynamic = config.Flag("is_dynamic", false);
   spec.rule = ReadRule(config);
@@ -91,7 +93,7 @@ std::unique_ptr<StorageScheme> ReadScheme(ConfigReader& group) {
     options.scale_cols = 32;
     options.scale_dtypes = {DType::kF8E8M0};
     options.moe_scheme = Mxfp4Scheme(act);
-  } else if (weight.dtype == "fp8_e4m3" && !IsMx(weight)) {
+  } else if (weight.dtype == "fp8_e4m3" && weight.qscheme != "per_group") {
     options.scale_rows = weight.qscheme == "per_tensor" ? 0 : 1;
     options.moe_scheme = act == ActQuantKind::kFp8Token          ? "fp8_channel"
                          : act == ActQuantKind::kFp8TensorStatic ? "fp8_tensor_static"
@@ -135,7 +137,7 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
   rules->global = ReadScheme(global);
   if (config.Has("layer_quant_config")) {
     ConfigReader layers = config.Object("layer_quant_config");
-    for (const std::string& name : layers.Names()) {
+    for (const std::string& name : layers.NamesInOrder()) {
       ConfigReader layer = layers.Object(name);
       rules->layers.push_back({name, ReadScheme(layer)});
     }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "model/quantization/stored_codes.h"
 #include "quant/packing.h"
@@ -40,6 +41,18 @@ quant::PackedShape ShapeOf(const MatrixTensors& tensors, size_t group) {
 std::string DescribeGroup(size_t group) {
   return group == 0 ? std::string("a scale per output")
                     : fmt::format("a scale per {} inputs", group);
+}
+
+// Products of finite scales, rounded to f16.
+void RequireFinite(const MatrixTensors& tensors, std::span<const F16> combined) {
+  for (size_t i = 0; i < combined.size(); ++i) {
+    const float scale = ToFloat(combined[i]);
+    if (std::isfinite(scale)) continue;
+    tensors.Refuse("weight_scale_second",
+                   fmt::format("element {} times the scale of its output is {} in F16, expected a "
+                               "finite number",
+                               i, scale));
+  }
 }
 
 quant::RawScales ScalesOf(const TensorView& view) {
@@ -81,7 +94,7 @@ std::vector<StoredTensor> GptqCodes::Tensors(size_t rows, size_t cols) const {
   return {{"qweight", {Shape{cols / per_word, rows}}, {DType::kI32}},
           {"qzeros", {Shape{groups, rows / per_word}}, {DType::kI32}},
           {"scales", {Shape{groups, rows}}, {DType::kF16, DType::kBF16, DType::kF32}},
-          {"g_idx", {Shape{cols}}, {DType::kI32}, false}};
+          {"g_idx", {Shape{cols}}, {DType::kI32}, options_.has_order}};
 }
 
 WeightMatrix GptqCodes::Load(const MatrixTensors& tensors, WeightMemory& memory) const {
@@ -90,7 +103,7 @@ WeightMatrix GptqCodes::Load(const MatrixTensors& tensors, WeightMemory& memory)
       ShapeOf(tensors, options_.group),
       {options_.is_v2 ? quant::GptqFormat::kV2 : quant::GptqFormat::kV1, options_.bits,
        Elements<int32_t>(tensors.views[0]), Elements<int32_t>(tensors.views[1]),
-       ScalesOf(tensors.views[2]), Elements<int32_t>(tensors.views[3])}));
+       ScalesOf(tensors.views[2]), Elements<int32_t>(tensors.views[3]), options_.has_order}));
 }
 
 std::string PackQuantizedCodes::Describe() const {
@@ -113,7 +126,7 @@ std::vector<StoredTensor> PackQuantizedCodes::Tensors(size_t rows, size_t cols) 
                        {Shape{quant::CeilDiv(rows, per_word), groups}},
                        {DType::kI32}});
   }
-  if (options_.has_order) tensors.push_back({"weight_g_idx", {Shape{cols}}, {DType::kI32}, false});
+  if (options_.has_order) tensors.push_back({"weight_g_idx", {Shape{cols}}, {DType::kI32}});
   return tensors;
 }
 
@@ -135,6 +148,7 @@ WeightMatrix PackQuantizedCodes::Load(const MatrixTensors& tensors, WeightMemory
   packed.scales = ScalesOf(tensors.views[1]);
   if (!options_.is_symmetric) packed.zero_points = Elements<int32_t>(tensors.views[next++]);
   if (options_.has_order) packed.g_idx = Elements<int32_t>(tensors.views[next++]);
+  packed.keeps_order = options_.has_order;
   WeightMatrix matrix =
       memory.Keep(quant::ImportPackQuantized(ShapeOf(tensors, options_.group), packed));
   matrix.act = options_.act;
@@ -158,7 +172,7 @@ std::vector<StoredTensor> Int4Codes::Tensors(size_t rows, size_t cols) const {
   tensors.push_back({"scale_bias", parts, {DType::kF32}, false});
   if (options_.group != 0) {
     const size_t groups = GroupsOf(cols, options_.group);
-    tensors.push_back({"weight_scale_second", {Shape{rows, groups}}, FloatDTypes(), false});
+    tensors.push_back({"weight_scale_second", {Shape{rows, groups}}, FloatDTypes()});
     tensors.push_back({"weight_offset_second", {Shape{rows, groups}}, FloatDTypes(), false});
   }
   return tensors;
@@ -172,7 +186,8 @@ WeightMatrix Int4Codes::Load(const MatrixTensors& tensors, WeightMemory& memory)
   quant::PackedShape shape = ShapeOf(tensors, 0);
   quant::RawScales scales = ScalesOf(tensors.views[1]);
   std::vector<F16> combined;
-  if (options_.is_modelslim && options_.group != 0 && tensors.Has(4)) {
+  if (options_.is_modelslim && options_.group != 0) {
+    CheckScales(tensors, "weight_scale_second", tensors.views[4], codes);
     if (tensors.Has(5)) RequireZeroOffsets(tensors, "weight_offset_second", tensors.views[5]);
     const auto floats = [](const TensorView& view) {
       std::vector<float> values(view.NumElements());
@@ -180,6 +195,7 @@ WeightMatrix Int4Codes::Load(const MatrixTensors& tensors, WeightMemory& memory)
       return values;
     };
     combined = quant::CombineGroupScales(floats(tensors.views[1]), floats(tensors.views[4]));
+    RequireFinite(tensors, combined);
     shape.group = options_.group;
     scales = {DType::kF16, std::as_bytes(std::span<const F16>(combined))};
   }

@@ -16,6 +16,7 @@ class AwqCodes : public StorageScheme {
   explicit AwqCodes(size_t group) : group_(group) {}
   std::string_view moe_scheme() const override { return "awq"; }
   std::string Describe() const override;
+  std::string_view codes() const override { return "qweight"; }
   std::vector<StoredTensor> Tensors(size_t rows, size_t cols) const override;
   bool repacks() const override { return true; }
   WeightMatrix Load(const MatrixTensors& tensors, WeightMemory& memory) const override;
@@ -30,10 +31,12 @@ class GptqCodes : public StorageScheme {
     size_t bits = 4;
     size_t group = 128;  // 0 = all inputs
     bool is_v2 = false;  // zero points as they are, not minus one
+    bool has_order = false;  // groups lie apart (desc_act): g_idx must be there
   };
   explicit GptqCodes(const Options& options) : options_(options) {}
   std::string_view moe_scheme() const override { return "gptq"; }
   std::string Describe() const override;
+  std::string_view codes() const override { return "qweight"; }
   std::vector<StoredTensor> Tensors(size_t rows, size_t cols) const override;
   bool repacks() const override { return true; }
   WeightMatrix Load(const MatrixTensors& tensors, WeightMemory& memory) const override;
@@ -57,6 +60,7 @@ class PackQuantizedCodes : public StorageScheme {
     return options_.act.kind == ActQuantKind::kNone ? "wna16" : "w4a8_int";
   }
   std::string Describe() const override;
+  std::string_view codes() const override { return "weight_packed"; }
   std::vector<StoredTensor> Tensors(size_t rows, size_t cols) const override;
   bool repacks() const override { return true; }
   WeightMatrix Load(const MatrixTensors& tensors, WeightMemory& memory) const override;
@@ -79,6 +83,7 @@ class Int4Codes : public StorageScheme {
   explicit Int4Codes(const Options& options) : options_(options) {}
   std::string_view moe_scheme() const override { return options_.moe_scheme; }
   std::string Describe() const override;
+  std::string_view codes() const override { return "weight"; }
   std::vector<StoredTensor> Tensors(size_t rows, size_t cols) const override;
   bool repacks() const override { return true; }
   WeightMatrix Load(const MatrixTensors& tensors, WeightMemory& memory) const override;

@@ -69,6 +69,8 @@ class StorageScheme {
   virtual std::string_view moe_scheme() const = 0;
   // "e4m3, a scale per 128x128 block; activations e4m3 per 1x128"
   virtual std::string Describe() const = 0;
+  // Suffix of the tensor that holds the codes.
+  virtual std::string_view codes() const = 0;
   // The first is the one that holds the codes.
   // Errors: kInvalidArgument for sizes that the packing cannot hold; the message does not name the
   //   matrix.

@@ -44,10 +44,12 @@ float ScaleValue(const TensorView& view, size_t i) {
 void CheckScales(const MatrixTensors& tensors, std::string_view suffix, const TensorView& scales,
                  const TensorView& codes) {
   const size_t count = scales.NumElements();
+  // The smallest power of two has the code 0: a scale that no weight needs.
+  const bool is_power = scales.dtype == DType::kU8 || scales.dtype == DType::kF8E8M0;
   bool any = false;
   for (size_t i = 0; i < count; ++i) {
     const float scale = ScaleValue(scales, i);
-    any = any || scale != 0.0f;
+    any = any || (is_power ? scales.data[i] != std::byte{0} : scale != 0.0f);
     if (std::isfinite(scale) && scale >= 0.0f) continue;
     tensors.Refuse(suffix, fmt::format("scale {} of {} is {}, expected a finite number that is not "
                                        "negative",
@@ -70,6 +72,14 @@ void RequireZeroOffsets(const MatrixTensors& tensors, std::string_view suffix,
                                          "computed",
                                          i, offset));
   }
+}
+
+float ActOffset(const MatrixTensors& tensors, std::string_view suffix, const TensorView& view) {
+  const float offset = view.dtype == DType::kI8
+                           ? static_cast<float>(*reinterpret_cast<const int8_t*>(view.data))
+                           : ScaleValue(view, 0);
+  if (offset >= -128.0f && offset <= 127.0f && offset == std::nearbyint(offset)) return offset;
+  tensors.Refuse(suffix, fmt::format("is {}, expected a whole number in [-128, 127]", offset));
 }
 
 float PositiveScalar(const MatrixTensors& tensors, std::string_view suffix,
@@ -166,6 +176,9 @@ WeightMatrix StoredCodes::Load(const MatrixTensors& tensors, WeightMemory& memor
     const float stored = PositiveScalar(tensors, o.tensor_scale, tensors.views[next++]);
     float* tensor_scale = memory.New<float>(1);
     *tensor_scale = o.tensor_scale_is_reciprocal ? 1.0f / stored : stored;
+    if (!std::isfinite(*tensor_scale))
+      tensors.Refuse(o.tensor_scale,
+                     fmt::format("is {}, expected a number with a finite reciprocal", stored));
     matrix.format.has_tensor_scale = true;
     matrix.tensor_scale = tensor_scale;
   }
@@ -173,11 +186,7 @@ WeightMatrix StoredCodes::Load(const MatrixTensors& tensors, WeightMemory& memor
     matrix.act.scale = PositiveScalar(tensors, o.input_scale, tensors.views[next++]);
   if (!o.input_offset.empty()) {
     const TensorView& view = tensors.views[next++];
-    if (view.data != nullptr) {
-      matrix.act.offset = view.dtype == DType::kI8
-                              ? static_cast<float>(*reinterpret_cast<const int8_t*>(view.data))
-                              : ScaleValue(view, 0);
-    }
+    if (view.data != nullptr) matrix.act.offset = ActOffset(tensors, o.input_offset, view);
   }
   if (!o.zero_offset.empty()) {
     const TensorView& view = tensors.views[next++];

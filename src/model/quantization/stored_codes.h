@@ -44,6 +44,7 @@ class StoredCodes : public StorageScheme {
 
   std::string_view moe_scheme() const override { return options_.moe_scheme; }
   std::string Describe() const override;
+  std::string_view codes() const override { return options_.codes; }
   std::vector<StoredTensor> Tensors(size_t rows, size_t cols) const override;
   bool repacks() const override { return false; }
   std::string_view act_scale() const override;
@@ -66,6 +67,9 @@ void CheckScales(const MatrixTensors& tensors, std::string_view suffix, const Te
 // Errors: kCorruptData unless every offset is 0.
 void RequireZeroOffsets(const MatrixTensors& tensors, std::string_view suffix,
                         const TensorView& offsets);
+// The offset of static int8 activations. Errors: kCorruptData unless it is a whole number in [-128,
+// 127].
+float ActOffset(const MatrixTensors& tensors, std::string_view suffix, const TensorView& view);
 // One positive finite number. Errors: kCorruptData naming the tensor.
 float PositiveScalar(const MatrixTensors& tensors, std::string_view suffix, const TensorView& view);
 // "; activations int8 per token", or "; activations as they are".

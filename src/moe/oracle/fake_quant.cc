@@ -68,8 +68,11 @@ double MxScale(std::span<const double> values, MxScaleRule rule, float largest, 
   const float amax = AbsMax(values);
   if (amax == 0) return 1.0;
   int exponent;
-  if (rule == MxScaleRule::kOcpFloor) {
-    exponent = std::ilogb(amax) - emax;
+  if (rule != MxScaleRule::kCeil) {
+    exponent = std::ilogb(amax);
+    // Rounded to one bit of mantissa, what is from 1.75 on becomes 2.
+    if (rule == MxScaleRule::kEven && std::ldexp(double{amax}, -exponent) >= 1.75) ++exponent;
+    exponent -= emax;
   } else {
     exponent = static_cast<int>(std::ceil(std::log2(double{amax} / double{largest})));
   }

@@ -71,9 +71,9 @@ ExpertBank Block(const ExpertBank& bank, size_t row, size_t rows, size_t col, si
   }
   if (format.has_column_groups && cols != bank.cols) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("experts cannot be split at column {}: their columns are in groups that "
-                            "lie apart (desc_act)",
-                            col));
+                fmt::format("experts cannot be split into columns {} to {}: their columns are in "
+                            "groups that lie apart (desc_act)",
+                            col, col + cols));
   }
   ExpertBank block = bank;
   block.rows = rows;

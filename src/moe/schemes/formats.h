@@ -13,6 +13,12 @@ inline bool HasFloatScales(const MatrixFormat& format) {
          format.scale_dtype == DType::kBF16;
 }
 
+// Some grid of scales that every runner reads, powers of two among them.
+inline bool HasGrid(const MatrixFormat& format) {
+  return format.scale_rows != 0 && format.scale_cols != 0 &&
+         (HasFloatScales(format) || format.scale_dtype == DType::kF8E8M0);
+}
+
 // One scale for the whole matrix.
 inline bool IsPerTensor(const MatrixFormat& format, DType dtype, size_t rows, size_t cols) {
   return format.dtype == dtype && HasFloatScales(format) && !format.has_zero &&

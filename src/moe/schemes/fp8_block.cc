@@ -9,8 +9,7 @@ namespace {
 constexpr std::string_view kRunners[] = {"aiter", "reference"};
 
 bool Accepts(const MatrixFormat& format, size_t, size_t) {
-  return format.dtype == DType::kF8E4M3 && format.is_quantized() && !format.has_zero &&
-         (HasFloatScales(format) || format.scale_dtype == DType::kF8E8M0);
+  return format.dtype == DType::kF8E4M3 && HasGrid(format) && !format.has_zero;
 }
 
 }  // namespace

@@ -5,10 +5,10 @@
 namespace switchyard::moe::schemes {
 namespace {
 
-constexpr std::string_view kRunners[] = {"aiter", "ascend", "reference"};
+constexpr std::string_view kRunners[] = {"aiter", "reference"};
 
 bool Accepts(const MatrixFormat& format, size_t, size_t) {
-  return format.dtype == DType::kF8E4M3 && format.is_quantized() && !format.has_zero;
+  return format.dtype == DType::kF8E4M3 && HasGrid(format) && !format.has_zero;
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ extern constinit const SchemeEntry mxfp4_fp8_static{
     &Accepts,
     "e2m1, e8m0 scale per 32 columns",
     ActQuantKind::kFp8TensorStatic,
-    QuantType::kPer1x32,
+    QuantType::kPerToken,
     kRunners,
     ActQuantKind::kNone};
 

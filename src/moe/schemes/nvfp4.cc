@@ -5,7 +5,7 @@
 namespace switchyard::moe::schemes {
 namespace {
 
-constexpr std::string_view kRunners[] = {"aiter", "ascend", "reference"};
+constexpr std::string_view kRunners[] = {"aiter", "reference"};
 
 bool Accepts(const MatrixFormat& format, size_t, size_t) {
   return format.dtype == DType::kF4E2M1 && format.scale_dtype == DType::kF8E4M3 &&
