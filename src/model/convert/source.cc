@@ -240,7 +240,7 @@ std::unique_ptr<SourceMatrix> ConvertSource::BindModule(const std::string& modul
   };
   const auto bound = std::make_shared<Bound>(*source_, options_);
   bound->binder.Bind(module, rows, cols, MatrixBinder::Use::kOther, bound->matrix);
-  const StoredMatrix stored = bound->binder.TakeNotes().front();
+  const StoredMatrix& stored = bound->binder.notes().front();
   auto part = std::make_unique<SourceMatrix>(rows, cols, stored.format, stored.bytes);
   SourceMatrix* self = part.get();
   part->set_load([self, bound] {
