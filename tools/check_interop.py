@@ -121,14 +121,16 @@ def check_transformers(checker):
         return checker.skip("transformers", error)
     for scheme in FOLDERS:
         path = checker.write(scheme)
+        # Its mxfp4 product takes bfloat16 alone.
+        dtype, limit = (torch.bfloat16, 0.1) if scheme == "mxfp4" else (torch.float32, 0.02)
         try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+            model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
             with torch.no_grad():
                 theirs = model(torch.tensor([IDS])).logits[0].float().numpy()
-        except Exception as error:  # some schemes need a GPU there
+        except Exception as error:  # transformers 5.24 cannot join int8 experts of any checkpoint
             checker.skip("transformers", f"{scheme}: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
             continue
-        checker.check_logits("transformers", scheme, checker.logits(path, "--no-activation-quant"), theirs, 0.02)
+        checker.check_logits("transformers", scheme, checker.logits(path, "--no-activation-quant"), theirs, limit)
         del model
 
 

@@ -57,6 +57,8 @@ class MatrixBinder {
   std::vector<std::pair<std::string, std::string>> Verify();
   std::vector<std::shared_ptr<const void>> TakeOwned() { return memory_.Take(); }
   WeightMemory& memory() { return memory_; }
+  // Of the matrices so far; Load completes them.
+  const std::vector<StoredMatrix>& notes() const { return noted_; }
   std::vector<StoredMatrix> TakeNotes() { return std::move(noted_); }
 
  private:

@@ -17,7 +17,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kSpace = "\u2581";
 constexpr size_t kMaxIds = size_t{1} << 22;
 
 enum TokenType : int32_t { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused, kByte };
@@ -128,7 +127,7 @@ class Reader {
         const auto left = merge[0].get<std::string>(), right = merge[1].get<std::string>();
         if (left.find(' ') != std::string::npos || right.find(' ') != std::string::npos)
           Unsupported("\"model.merges\": a part holds a space");
-        out_.merges.push_back(left + " " + right);
+        out_.merges.push_back(fmt::format("{} {}", left, right));
       } else {
         Corrupt("\"model.merges\" holds something that is no merge");
       }

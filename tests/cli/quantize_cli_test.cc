@@ -144,7 +144,7 @@ TEST_F(QuantizeCli, TheReportAsJsonAndForPeople) {
 }
 
 TEST_F(QuantizeCli, Refusals) {
-  const std::string out = Path("out");
+  const std::string out = Path("model");
   ASSERT_EQ(Run({"quantize", DefaultModel(), out, "--scheme", "fp8_block"}).status, 0);
   const auto refuse = [&](const std::vector<std::string>& arguments, const std::string& word,
                           int status = 1) {

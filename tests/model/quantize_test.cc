@@ -276,6 +276,55 @@ TEST_F(Quantize, GgufModelsBecomeFolders) {
   }
 }
 
+// Banks of experts as transformers 5 saves them.
+TEST_F(Quantize, StackedExpertsBecomeSeparateOnes) {
+  ModelFolder folder(Golden("olmoe_clip"));
+  const size_t experts = folder.config["num_experts"];
+  for (size_t layer = 0; layer < 2; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".mlp.experts.";
+    ModelFolder::Tensor both, down;
+    for (size_t e = 0; e < experts; ++e) {
+      for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
+        const std::string full = prefix + std::to_string(e) + "." + name + ".weight";
+        const ModelFolder::Tensor& tensor = folder.tensors.at(full);
+        const bool is_down = std::string(name) == "down_proj";
+        ModelFolder::Tensor& bank = is_down ? down : both;
+        bank.dtype = tensor.dtype;
+        bank.shape = {experts, tensor.shape[0] * (is_down ? 1 : 2), tensor.shape[1]};
+        bank.bytes.insert(bank.bytes.end(), tensor.bytes.begin(), tensor.bytes.end());
+        folder.tensors.erase(full);
+      }
+    }
+    folder.tensors[prefix + "gate_up_proj"] = std::move(both);
+    folder.tensors[prefix + "down_proj"] = std::move(down);
+  }
+  folder.Write();
+  Convert(folder.path(), folder_ / "stacked", "fp8_block");
+  Convert(Golden("olmoe_clip"), folder_ / "separate", "fp8_block");
+  EXPECT_EQ(ReadAll(folder_ / "stacked" / "model.safetensors"),
+            ReadAll(folder_ / "separate" / "model.safetensors"));
+}
+
+TEST_F(Quantize, EveryStoredSchemeIsDecoded) {
+  SY_SKIP_WITHOUT_GOLDENS();
+  size_t checked = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(*testing::GoldenDir() / "quant")) {
+    const fs::path in = entry.path() / "checkpoint";
+    const std::string name = entry.path().filename().string();
+    if (name == "gpt_oss_mxfp4" || !fs::exists(in)) continue;
+    const fs::path out = folder_ / name;
+    const QuantizeReport report = Convert(in, out, "bf16");
+    double largest = 0;
+    for (float logit : Logits(in)) largest = std::max(largest, std::fabs(double{logit}));
+    // Rounding to bfloat16 alone.
+    EXPECT_LE(MaxDifference(Logits(out), Logits(in)), 0.1 * largest) << name;
+    for (const TensorReport& tensor : report.tensors)
+      EXPECT_LE(tensor.rms_error, 0.003) << name << " " << tensor.name;
+    ++checked;
+  }
+  EXPECT_GE(checked, 15u);
+}
+
 TEST_F(Quantize, GptqIsReadBack) {
   const fs::path out = folder_ / "gptq", f32 = folder_ / "f32.gguf";
   const QuantizeReport report = Convert(Golden("qwen3_moe_with_tokenizer"), out, "gptq");
@@ -492,6 +541,13 @@ TEST_F(Quantize, OutputsThatCannotBe) {
               [&] { Convert(in.path(), in.path() / "sub", "bf16"); });
   ExpectError(ErrorCode::kInvalidArgument, {"IN lies in OUT"},
               [&] { Convert(in.path(), in.path().parent_path(), "bf16"); });
+  const fs::path source = folder_ / "source.gguf", link = folder_ / "link.gguf";
+  Convert(in.path(), source, "q8_0");
+  fs::create_hard_link(source, link);
+  QuantizeOptions force;
+  force.force = true;
+  ExpectError(ErrorCode::kInvalidArgument, {"link.gguf", "source.gguf", "a file of IN"},
+              [&] { Convert(source, link, "q4_0", force); });
   ExpectError(ErrorCode::kInvalidArgument, {".gguf"},
               [&] { Convert(in.path(), folder_ / "x", "q8_0"); });
   ExpectError(ErrorCode::kInvalidArgument, {"folder"},

@@ -122,7 +122,7 @@ class GgmlBlocks : public Encoding {
 // What the schemes of QuantizeMatrix share.
 class Quantized : public Encoding {
  public:
-  explicit Quantized(WeightQuant how) : how_(std::move(how)) {}
+  explicit Quantized(const WeightQuant& how) : how_(how) {}
 
   std::string Describe() const override { return DescribeCodes(how_.format); }
   std::string WhyNot(size_t /*rows*/, size_t cols) const override {

@@ -248,10 +248,10 @@ void RequireSameConfig(const ModelConfig& folder, const ModelConfig& gguf) {
   const auto wanted = Facts(folder), found = Facts(gguf);
   for (size_t i = 0; i < std::min(wanted.size(), found.size()); ++i) {
     if (wanted[i] == found[i]) continue;
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("a GGUF file cannot hold this model: {} is {}, the file would say {} "
-                            "({})",
-                            wanted[i].first, wanted[i].second, found[i].second, found[i].first));
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("a GGUF file cannot hold this model: {} is {}, and the file would say {}",
+                    wanted[i].first, wanted[i].second, found[i].second));
   }
 }
 

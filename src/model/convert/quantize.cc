@@ -60,6 +60,17 @@ uint64_t InputHash(const fs::path& in, const ModelFiles& files) {
   return hash.value();
 }
 
+// A part of a split input, or another name of a file of it, must not be replaced.
+void RequireNoFileOf(const fs::path& in, const ModelFiles& files, const fs::path& out) {
+  const fs::path folder = in.extension() == ".gguf" ? in.parent_path() : in;
+  for (const std::string& name : files.Names()) {
+    std::error_code ignored;
+    if (!fs::equivalent(folder / name, out, ignored) || ignored) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: OUT is {}, a file of IN", out.string(), name));
+  }
+}
+
 uint64_t LayoutHash(const ConvertPlan& plan) {
   Hash hash;
   for (const OutputFile& file : plan.files) {
@@ -321,6 +332,7 @@ QuantizeReport QuantizeCheckpoint(const fs::path& in, const fs::path& out,
   const QuantizeScheme& scheme = FindQuantizeScheme(options.scheme);
   RequireOutput(in, out, scheme.is_gguf, options.force);
   const std::unique_ptr<ConvertSource> source = ConvertSource::Open(in);
+  RequireNoFileOf(in, source->files(), out);
   ConvertPlan plan = scheme.is_gguf ? PlanGguf(*source, scheme, options, out.filename().string())
                                     : PlanFolder(*source, scheme, options);
   for (ConvertUnit& unit : plan.units) unit.bytes_after = BytesAfter(plan, unit);

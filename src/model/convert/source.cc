@@ -129,11 +129,11 @@ ConvertSource::Experts ConvertSource::ExpertsAt(const std::string& prefix) const
 
 // Module that stores a matrix of its own.
 std::string ConvertSource::StoredModule(const ModelPart& part) const {
-  const std::string prefix = BlockPrefix(part);
+  std::string prefix = BlockPrefix(part);
   if (part.kind != Kind::kExpert) return prefix;
   ModelPart stored = part;
   stored.module = prefix;
-  const std::string module = ExpertModule(config_, stored);
+  std::string module = ExpertModule(config_, stored);
   // By any tensor of it: the names of products are a family's, or those of all others.
   for (std::string_view suffix : {"weight", "qweight", "weight_packed"}) {
     if (source_->Has(fmt::format("{}.{}", module, suffix))) return module;
@@ -240,7 +240,7 @@ std::unique_ptr<SourceMatrix> ConvertSource::BindModule(const std::string& modul
   };
   const auto bound = std::make_shared<Bound>(*source_, options_);
   bound->binder.Bind(module, rows, cols, MatrixBinder::Use::kOther, bound->matrix);
-  const StoredMatrix stored = bound->binder.TakeNotes().front();
+  const StoredMatrix& stored = bound->binder.notes().front();
   auto part = std::make_unique<SourceMatrix>(rows, cols, stored.format, stored.bytes);
   SourceMatrix* self = part.get();
   part->set_load([self, bound] {
