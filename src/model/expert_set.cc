@@ -28,10 +28,11 @@ void ShareActScale(moe::ExpertBank& a, moe::ExpertBank& b) {
 void ExpertProduct::SetScheme(const std::string& module, std::string_view found) {
   if (scheme.empty()) scheme = found;
   if (scheme == found) return;
-  throw Error(ErrorCode::kUnsupported,
-              fmt::format("{}: it is stored as {}, the layer's first expert as {}; experts of a layer "
-                          "must share one scheme",
-                          module, found, scheme));
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format("{}: it is stored as {}, the layer's first expert as {}; experts of a layer "
+                  "must share one scheme",
+                  module, found, scheme));
 }
 
 ExpertSet::ExpertSet(std::string prefix, std::vector<bool> is_mine)
@@ -57,10 +58,11 @@ moe::ExpertBank ExpertSet::MakeBank(const ExpertProduct& product, std::string_vi
     }
     if (mine && (matrix.format != first->format || matrix.act.kind != first->act.kind ||
                  matrix.act.offset != first->act.offset)) {
-      throw Error(ErrorCode::kUnsupported,
-                  fmt::format("{}{}.{}: its weights are {}, those of the first expert are {}; experts "
-                              "of a layer must share one type",
-                              prefix_, e, name, Describe(matrix.format), Describe(first->format)));
+      throw Error(
+          ErrorCode::kUnsupported,
+          fmt::format("{}{}.{}: its weights are {}, those of the first expert are {}; experts "
+                      "of a layer must share one type",
+                      prefix_, e, name, Describe(matrix.format), Describe(first->format)));
     }
     if (mine) bank.act.scale = std::max(bank.act.scale, matrix.act.scale);
     bank.data.push_back(matrix.data);
@@ -89,9 +91,9 @@ moe::ExpertBank ExpertSet::MakeBank(const ExpertProduct& product, std::string_vi
   bank.bias_stride = product.bias_stride;
   if (!std::ranges::all_of(product.matrices,
                            [](const WeightMatrix& matrix) { return matrix.bias == nullptr; })) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}*.{}: biases inside quantised experts are not computed", prefix_,
-                            name));
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("{}*.{}: biases inside quantised experts are not computed", prefix_, name));
   }
   return bank;
 }

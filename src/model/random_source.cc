@@ -47,8 +47,7 @@ bool RandomSource::Has(std::string_view name) const {
          name.find("inv_freq") == std::string_view::npos && !name.ends_with("experts.gate_proj");
 }
 
-TensorView RandomSource::Take(std::string_view name, const Shape& shape,
-                              std::span<const DType>) {
+TensorView RandomSource::Take(std::string_view name, const Shape& shape, std::span<const DType>) {
   size_t count = 0;
   SY_CHECK(shape.NumElements(count));
   const size_t element = DTypeBytes(dtype_);

@@ -119,11 +119,12 @@ class Binder {
     const bool any = std::ranges::any_of(matrices, &StoredMatrix::is_quantized);
     const auto unexpected = std::ranges::find(matrices, kPlainFloats, &StoredMatrix::note);
     if (any || unexpected == matrices.end()) return;
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("quantization_config announces quantised weights, but all matrices are "
-                            "plain floats, {} too; remove the field (and use --quantize to quantise "
-                            "them on loading)",
-                            unexpected->module));
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("quantization_config announces quantised weights, but all matrices are "
+                    "plain floats, {} too; remove the field (and use --quantize to quantise "
+                    "them on loading)",
+                    unexpected->module));
   }
 
   size_t copied_bytes() const { return copied_bytes_ + matrices_.copied_bytes(); }

@@ -25,17 +25,16 @@ struct Tile {
   float* results;           // kRowsPerPass * n floats for each of `results_per_tile`
 };
 
-// Cuts the products of all groups with matrices like `w` (and `second`) into tiles that fill the threads, and
-// calls body(tile) for each in parallel.
+// Cuts the products of all groups with matrices like `w` (and `second`) into tiles that fill the
+// threads, and calls body(tile) for each in parallel.
 template <typename Body>
 void ForEachTile(ExecContext& context, const ExpertGroups& groups, const ExpertMatrices& w,
                  const ExpertMatrices* second, size_t results_per_tile, const Body& body) {
   const size_t num_experts = groups.experts.size();
   const size_t task_rows = TaskRows(num_experts * w.rows, context.pool.num_threads());
   const size_t tasks_per_expert = (w.rows + task_rows - 1) / task_rows;
-  const size_t decode =
-      std::max(ExpertScratchFloats(w, task_rows),
-               second == nullptr ? 0 : ExpertScratchFloats(*second, task_rows));
+  const size_t decode = std::max(ExpertScratchFloats(w, task_rows),
+                                 second == nullptr ? 0 : ExpertScratchFloats(*second, task_rows));
   const size_t results = results_per_tile * kRowsPerPass * task_rows;
   float* scratch =
       context.arena.AllocateSpan<float>(context.pool.num_threads() * (results + decode)).data();
@@ -71,26 +70,27 @@ QuantRows GateUp(ExecContext& context, const ExpertGroups& groups, const ActRows
   hidden.stride = (hidden.cols * DTypeBytes(hidden_dtype) + 63) / 64 * 64;
   std::byte* data = context.arena.AllocateSpan<std::byte>(hidden.rows * hidden.stride).data();
   hidden.data = data;
-  ForEachTile(context, groups, layer.w1, layer.is_gated ? &layer.w3 : nullptr, 2, [&](const Tile& tile) {
-    float* gate = tile.results;
-    float* up = gate + kRowsPerPass * tile.n;
-    ForEachPass(tile, [&](size_t row, size_t count) {
-      const ActRows pass = x.Slice(row, count);
-      Multiply(pass, layer.w1, tile, Rows(gate, count, tile.n));
-      if (layer.is_gated) Multiply(pass, layer.w3, tile, Rows(up, count, tile.n));
-      for (size_t r = 0; r < count; ++r) {
-        float* g = gate + r * tile.n;
-        const float* u = up + r * tile.n;
-        std::byte* out = data + (row + r) * hidden.stride + tile.n0 * DTypeBytes(hidden_dtype);
-        if (hidden_dtype == DType::kF32) {
-          layer.formula(g, u, tile.n, reinterpret_cast<float*>(out));
-        } else {
-          layer.formula(g, u, tile.n, g);
-          kernels::ConvertFromF32(g, tile.n, hidden_dtype, out);
-        }
-      }
-    });
-  });
+  ForEachTile(
+      context, groups, layer.w1, layer.is_gated ? &layer.w3 : nullptr, 2, [&](const Tile& tile) {
+        float* gate = tile.results;
+        float* up = gate + kRowsPerPass * tile.n;
+        ForEachPass(tile, [&](size_t row, size_t count) {
+          const ActRows pass = x.Slice(row, count);
+          Multiply(pass, layer.w1, tile, Rows(gate, count, tile.n));
+          if (layer.is_gated) Multiply(pass, layer.w3, tile, Rows(up, count, tile.n));
+          for (size_t r = 0; r < count; ++r) {
+            float* g = gate + r * tile.n;
+            const float* u = up + r * tile.n;
+            std::byte* out = data + (row + r) * hidden.stride + tile.n0 * DTypeBytes(hidden_dtype);
+            if (hidden_dtype == DType::kF32) {
+              layer.formula(g, u, tile.n, reinterpret_cast<float*>(out));
+            } else {
+              layer.formula(g, u, tile.n, g);
+              kernels::ConvertFromF32(g, tile.n, hidden_dtype, out);
+            }
+          }
+        });
+      });
   return hidden;
 }
 

@@ -47,8 +47,8 @@ DType ResolveActDType(std::string_view setting, DType weights);
 // out[t, n] = sum over k of x[t, k] w[n, k] (+ bias[n]), for outputs [first, first + count).
 struct LinearJob {
   WeightMatrix weight;
-  const float* bias = nullptr;  // [weight.rows] or nullptr
-  Rows out;                     // [T, weight.rows]
+  const float* bias = nullptr;    // [weight.rows] or nullptr
+  Rows out;                       // [T, weight.rows]
   DType act_dtype = DType::kF32;  // of the activations, where nothing is quantised: kF32 or kBF16
   size_t first = 0;
   size_t count = SIZE_MAX;  // cut off at the last row

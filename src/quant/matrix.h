@@ -25,8 +25,8 @@ struct QuantMatrix {
   float tensor_scale = 1.0f;          // of formats that have it
   std::vector<int32_t> column_group;  // [cols], of formats that have it
 
-  // A matrix of zero bytes with a grid that fits it; column groups and tensor scale are the caller's. 0 for scale_rows or scale_cols of a format
-  // with scales means the whole matrix.
+  // A matrix of zero bytes with a grid that fits it; column groups and tensor scale are the
+  // caller's. 0 for scale_rows or scale_cols of a format with scales means the whole matrix.
   static QuantMatrix Make(MatrixFormat format, size_t rows, size_t cols);
 
   // Refers to *this. The activations are left as they are.

@@ -92,12 +92,38 @@ std::vector<F16> TransposedScales(const QuantMatrix& matrix) {
 
 uint32_t ReadWord(const int32_t* words, size_t i) { return static_cast<uint32_t>(words[i]); }
 
-// Bytes 4 i … of row n, as many as the row has.
-void StoreWord(QuantMatrix& matrix, size_t n, size_t i, uint32_t word) {
-  const size_t row_bytes = BytesOf(matrix.format.dtype, matrix.cols);
-  std::memcpy(matrix.data.data() + BytesOf(matrix.format.dtype, n * matrix.stride) + 4 * i, &word,
-              std::min<size_t>(4, row_bytes - 4 * i));
-}
+// Writes the rows of a matrix in words.
+class WordRows {
+ public:
+  explicit WordRows(QuantMatrix& matrix)
+      : data_(matrix.data.data()),
+        row_bytes_(BytesOf(matrix.format.dtype, matrix.cols)),
+        stride_(BytesOf(matrix.format.dtype, matrix.stride)) {}
+
+  // Bytes 4 i … of row n, as many as the row has.
+  void Store(size_t n, size_t i, uint32_t word) {
+    std::byte* at = data_ + n * stride_ + 4 * i;
+    if (4 * i + 4 <= row_bytes_) {
+      std::memcpy(at, &word, 4);
+    } else {
+      std::memcpy(at, &word, row_bytes_ - 4 * i);
+    }
+  }
+  // The whole row n, each word of it changed by `flip`.
+  void StoreRow(size_t n, const int32_t* words, uint32_t flip) {
+    std::byte* at = data_ + n * stride_;
+    const size_t whole = row_bytes_ / 4;
+    for (size_t i = 0; i < whole; ++i) {
+      const uint32_t word = ReadWord(words, i) ^ flip;
+      std::memcpy(at + 4 * i, &word, 4);
+    }
+    if (row_bytes_ % 4 != 0) Store(n, whole, ReadWord(words, whole) ^ flip);
+  }
+
+ private:
+  std::byte* data_;
+  size_t row_bytes_, stride_;
+};
 
 // Nibble i of result p is nibble p of word i: swaps of ever larger squares.
 void TransposeNibbles(uint32_t (&w)[8]) {
@@ -121,16 +147,18 @@ QuantMatrix ImportRowWords(const PackedShape& shape, std::span<const int32_t> pa
   CheckCount(shape.name, "weight", packed.size(), shape.n * shape.k / 8);
   QuantMatrix matrix = WithScales(DType::kI4, shape, scales);
   const size_t words = shape.k / 8;
+  WordRows rows(matrix);
   for (size_t n = 0; n < shape.n; ++n) {
+    if (order == NibbleOrder::kLinear) {
+      rows.StoreRow(n, packed.data() + n * words, flip * 0x11111111u);
+      continue;
+    }
     for (size_t i = 0; i < words; ++i) {
       const uint32_t word = ReadWord(packed.data(), n * words + i) ^ (flip * 0x11111111u);
-      uint32_t linear = word;
-      if (order == NibbleOrder::kSplit) {
-        linear = 0;
-        for (size_t e = 0; e < 8; ++e)
-          linear |= ((word >> ShiftOf(order, e)) & 15u) << ShiftOf(NibbleOrder::kLinear, e);
-      }
-      StoreWord(matrix, n, i, linear);
+      uint32_t linear = 0;
+      for (size_t e = 0; e < 8; ++e)
+        linear |= ((word >> ShiftOf(order, e)) & 15u) << ShiftOf(NibbleOrder::kLinear, e);
+      rows.Store(n, i, linear);
     }
   }
   return matrix;
@@ -171,8 +199,8 @@ void SetColumnGroups(const PackedShape& shape, std::string_view part,
                   fmt::format("{} {}: input {} is in group {}, there are {}", shape.name, part, k,
                               g_idx[k], shape.groups()));
     }
-    in_order = in_order &&
-               static_cast<size_t>(g_idx[k]) == (shape.group == 0 ? 0 : k / shape.group);
+    in_order =
+        in_order && static_cast<size_t>(g_idx[k]) == (shape.group == 0 ? 0 : k / shape.group);
   }
   if (in_order && !keeps_order) return;
   matrix.format.has_column_groups = true;
@@ -181,8 +209,8 @@ void SetColumnGroups(const PackedShape& shape, std::string_view part,
 
 // Zero point of row n, group j out of words [N*bits/32, groups], linear along N: element n % per of
 // word (n / per, j) or, `by_group`, of words [groups, N*bits/32].
-uint32_t ZeroPointAt(std::span<const int32_t> words, size_t bits, size_t n, size_t j,
-                     size_t rows, size_t groups, bool by_group) {
+uint32_t ZeroPointAt(std::span<const int32_t> words, size_t bits, size_t n, size_t j, size_t rows,
+                     size_t groups, bool by_group) {
   const size_t per_word = 32 / bits;
   const size_t at = by_group ? (j * rows + n) / per_word : n / per_word * groups + j;
   return WordElement(words[at], n % per_word, bits);
@@ -223,12 +251,13 @@ QuantMatrix ImportAwq(const PackedShape& shape, const AwqTensors& tensors) {
   // Squares of 8 inputs by 8 outputs; those of 64 bytes of several rows stay in the cache.
   constexpr size_t kSide = 16;
   const size_t words = shape.n / 8, depth = CeilDiv(shape.k, 8);
+  WordRows rows(matrix);
   const auto transpose = [&](size_t c, size_t d) {
     uint32_t square[8] = {};
     for (size_t i = 0; i < 8 && 8 * d + i < shape.k; ++i)
       square[i] = ReadWord(tensors.qweight.data(), (8 * d + i) * words + c);
     TransposeNibbles(square);
-    for (size_t e = 0; e < 8; ++e) StoreWord(matrix, 8 * c + e, d, square[kSplitNibbles[e]]);
+    for (size_t e = 0; e < 8; ++e) rows.Store(8 * c + e, d, square[kSplitNibbles[e]]);
   };
   for (size_t c0 = 0; c0 < words; c0 += kSide) {
     for (size_t d0 = 0; d0 < depth; d0 += kSide) {
@@ -277,10 +306,11 @@ QuantMatrix ImportGptq(const PackedShape& shape, const GptqTensors& tensors) {
   // A word holds inputs side by side, as a row does: words change places, and nothing in them.
   constexpr size_t kSide = 16;
   const size_t depth = shape.k / per_word;
+  WordRows rows(matrix);
   for (size_t n0 = 0; n0 < shape.n; n0 += kSide) {
     for (size_t d = 0; d < depth; ++d) {
       for (size_t n = n0; n < std::min(shape.n, n0 + kSide); ++n)
-        StoreWord(matrix, n, d, ReadWord(tensors.qweight.data(), d * shape.n + n));
+        rows.Store(n, d, ReadWord(tensors.qweight.data(), d * shape.n + n));
     }
   }
   const uint32_t add = tensors.format == GptqFormat::kV1 ? 1 : 0;
@@ -346,15 +376,13 @@ QuantMatrix ImportPackQuantized(const PackedShape& shape, const PackQuantizedTen
   const size_t per_word = 32 / bits, words = CeilDiv(shape.k, per_word);
   CheckCount(shape.name, "weight_packed", tensors.packed.size(), shape.n * words);
   const bool symmetric = tensors.zero_points.empty();
-  const DType dtype = bits == 4 ? (symmetric ? DType::kI4 : DType::kU4)
-                                : (symmetric ? DType::kI8 : DType::kU8);
+  const DType dtype =
+      bits == 4 ? (symmetric ? DType::kI4 : DType::kU4) : (symmetric ? DType::kI8 : DType::kU8);
   QuantMatrix matrix = WithScales(dtype, shape, tensors.scales);
   SetColumnGroups(shape, "weight_g_idx", tensors.g_idx, tensors.keeps_order, matrix);
   const uint32_t flip = symmetric ? (bits == 4 ? 0x88888888u : 0x80808080u) : 0;
-  for (size_t n = 0; n < shape.n; ++n) {
-    for (size_t i = 0; i < words; ++i)
-      StoreWord(matrix, n, i, ReadWord(tensors.packed.data(), n * words + i) ^ flip);
-  }
+  WordRows rows(matrix);
+  for (size_t n = 0; n < shape.n; ++n) rows.StoreRow(n, tensors.packed.data() + n * words, flip);
   if (symmetric) return matrix;
   CheckCount(shape.name, "weight_zero_point", tensors.zero_points.size(),
              CeilDiv(shape.n, per_word) * shape.groups());

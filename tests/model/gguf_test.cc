@@ -458,8 +458,7 @@ TEST(GgufModel, FaultyPartsAreNamed) {
     const TempFolder folder;
     WriteAll(folder);
     change(folder);
-    const std::string message =
-        ExpectError(code, words, [&] { testing::OpenGguf(folder / open); });
+    const std::string message = ExpectError(code, words, [&] { testing::OpenGguf(folder / open); });
     EXPECT_EQ(message.find('\n'), std::string::npos);
   };
   refused(ErrorCode::kNotFound, {NameOf(1), "part 2 of 4", "missing"},

@@ -608,39 +608,6 @@ TEST_F(QuantizedLoading, CodesThatAreNanAreNamedAndStillLoad) {
       << loaded->bad_tensors()[0];
 }
 
-// Wherever a block of ggml has a scale: the block decodes to numbers that are none exactly where
-// the scan finds it.
-TEST(ScanForBadValues, KnowsTheScalesOfEveryBlock) {
-  for (int i = static_cast<int>(kFirstGgmlBlock); i <= static_cast<int>(kLastGgmlBlock); ++i) {
-    const auto dtype = static_cast<DType>(i);
-    SCOPED_TRACE(std::string(DTypeName(dtype)));
-    const size_t block = DTypeBlock(dtype), bytes = DTypeBlockBytes(dtype);
-    size_t found = 0;
-    for (size_t at = 0; at + 1 < bytes; ++at) {
-      std::vector<std::byte> blocks(2 * bytes, std::byte{0x11});
-      blocks[bytes + at] = std::byte{0x00};
-      blocks[bytes + at + 1] = std::byte{0x7e};  // a NaN of f16
-      if (dtype == DType::kGgmlMxFp4) blocks[bytes + at] = std::byte{255};
-      const WeightMatrix matrix = WeightMatrix::Dense(blocks.data(), dtype, 2, block);
-      std::vector<float> values(block);
-      quant::DecodeMatrixRow(matrix.AsBank(), 0, 1, values.data());
-      const bool is_bad = !std::ranges::all_of(values, [](float v) { return std::isfinite(v); });
-      const BadValues bad = ScanForBadValues({blocks.data(), dtype, Shape{2, block}});
-      ASSERT_EQ(bad.any(), is_bad) << "byte " << at;
-      if (!bad.any()) continue;
-      ++found;
-      EXPECT_EQ(bad.nan + bad.inf, block);
-      EXPECT_EQ(bad.first_index, block);
-    }
-    EXPECT_TRUE(found != 0 || dtype == DType::kGgmlIq1M) << "no scale was hit";
-  }
-  // Its scale is spread over four words.
-  std::vector<std::byte> block(DTypeBlockBytes(DType::kGgmlIq1M), std::byte{0x11});
-  block[53] = std::byte{0xe1};
-  block[55] = std::byte{0x71};
-  EXPECT_TRUE(ScanForBadValues({block.data(), DType::kGgmlIq1M, Shape{256}}).any());
-}
-
 // --- gpt-oss: banks of all experts ---------------------------------------------------------------
 
 TEST_F(QuantizedLoading, BanksOfMxfp4AreCheckedToo) {

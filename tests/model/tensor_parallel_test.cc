@@ -37,8 +37,7 @@ struct Products {
     for (size_t i = 0; i < 2; ++i) {
       const auto* data = reinterpret_cast<const std::byte*>(w_[i].data());
       jobs.push_back({WeightMatrix::Dense(data, DType::kF32, cols_[i], inner_),
-                      i == 0 ? bias_.data() : nullptr,
-                      Rows(out[i].data(), rows_, cols_[i])});
+                      i == 0 ? bias_.data() : nullptr, Rows(out[i].data(), rows_, cols_[i])});
     }
     shared.RunLinears(context, ConstRows(x_.data(), rows_, inner_), jobs, 3);
     return out;

@@ -258,7 +258,8 @@ TEST_F(AscendRunner, EverySchemeAgainstTheOracles) {
           const MoeLayerConfig config = Config(scheme.scheme, scheme.scheme, experts, top_k);
           for (Spread spread :
                {Spread::kRandom, Spread::kAllToOne, Spread::kSomeSkipped, Spread::kAllSkipped}) {
-            const Tokens tokens = MakeTokens(count, top_k, experts, weights.hidden(), spread, random_);
+            const Tokens tokens =
+                MakeTokens(count, top_k, experts, weights.hidden(), spread, random_);
             const std::vector<float> found = Run(config, "ascend", weights, tokens);
             ASSERT_EQ(found.size(), count * weights.hidden());
             if (count == 0) continue;

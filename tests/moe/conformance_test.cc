@@ -518,9 +518,9 @@ TEST_F(Conformance, DividedExpertsGiveTheSameSum) {
                            .intermediate = 40,
                            .bias = true};
     testing::FitSizes(options);
-    Data data = MakeData(
-        name, options,
-        testing::RandomTokens(9, 3, 12, options.hidden, Spread::kSomeSkipped, random_));
+    Data data =
+        MakeData(name, options,
+                 testing::RandomTokens(9, 3, 12, options.hidden, Spread::kSomeSkipped, random_));
     const MoeTruth truth(*data.layer, data.info, data.config, data.tokens);
     for (const Place& place : testing::AllPlaces(registry_)) {
       if (!Lists(scheme, place.runner) || place.realisation.kind == Realisation::Kind::kRegistered)
@@ -570,9 +570,9 @@ TEST_F(Conformance, BitsDoNotDependOnThreadsOrBatch) {
                            .intermediate = 40,
                            .bias = true};
     testing::FitSizes(options);
-    layers.push_back(MakeData(
-        name, options,
-        testing::RandomTokens(33, 3, 12, options.hidden, Spread::kSomeSkipped, random_)));
+    layers.push_back(
+        MakeData(name, options,
+                 testing::RandomTokens(33, 3, 12, options.hidden, Spread::kSomeSkipped, random_)));
   }
   testing::ForEachTarget([&] {
     for (const Data& data : layers) {

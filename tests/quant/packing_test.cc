@@ -70,7 +70,8 @@ TEST(Awq, RoundTripAndByHand) {
   const PackedShape shape{"experts.3.up_proj", 16, 70, 32};  // a ragged last group
   const OwnedAwq file{RandomInts<int32_t>(random, 70 * 2), RandomInts<int32_t>(random, 3 * 2),
                       RandomHalves(random, 3 * 16)};
-  const QuantMatrix matrix = ImportAwq(shape, {file.qweight, file.qzeros, RawScales::Of(file.scales)});
+  const QuantMatrix matrix =
+      ImportAwq(shape, {file.qweight, file.qzeros, RawScales::Of(file.scales)});
   EXPECT_EQ(matrix.format, (MatrixFormat{DType::kU4, DType::kF16, 1, 32, true}));
   const OwnedAwq back = ExportAwq(matrix);
   EXPECT_EQ(back.qweight, file.qweight);
@@ -114,8 +115,8 @@ TEST_P(GptqTest, RoundTripInBothFormats) {
     }
     std::vector<int32_t> g_idx(64);
     for (size_t k = 0; k < 64; ++k) g_idx[k] = static_cast<int32_t>(k / 32);
-    const QuantMatrix matrix =
-        ImportGptq(shape, {format, bits, file.qweight, file.qzeros, RawScales::Of(file.scales), g_idx});
+    const QuantMatrix matrix = ImportGptq(
+        shape, {format, bits, file.qweight, file.qzeros, RawScales::Of(file.scales), g_idx});
     EXPECT_EQ(matrix.format.dtype, bits == 4 ? DType::kU4 : DType::kU8);
     const OwnedGptq back = ExportGptq(matrix, format);
     EXPECT_EQ(back.qweight, file.qweight);
@@ -175,9 +176,8 @@ TEST(Gptq, RefusesGroupsThatDoNotExistAndOtherBits) {
   const std::vector<F16> scales(16);
   std::vector<int32_t> g_idx = {0, 0, 0, 0, 1, 1, 2, 1};
   testing::ExpectError(ErrorCode::kCorruptData, {"down_proj", "g_idx", "input 6", "group 2"}, [&] {
-    ImportGptq(
-        {"down_proj", 8, 8, 4},
-        {GptqFormat::kV1, 4, words, std::span(words).first(2), RawScales::Of(scales), g_idx});
+    ImportGptq({"down_proj", 8, 8, 4}, {GptqFormat::kV1, 4, words, std::span(words).first(2),
+                                        RawScales::Of(scales), g_idx});
   });
   testing::ExpectError(ErrorCode::kUnsupported, {"3 bits"}, [&] {
     ImportGptq({"w", 8, 8, 4}, {GptqFormat::kV1, 3, words, words, RawScales::Of(scales), {}});

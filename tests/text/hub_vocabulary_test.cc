@@ -45,9 +45,15 @@ void ExpectSameIds(const TokenizerFiles& files, const std::vector<std::string>& 
 }
 
 const std::vector<std::string> kTexts = {
-    "", " ", "Hello world", "  two  spaces ", "It's 12345 o'clock,\n\n\tand 3.14!",
-    "na\xc3\xafve caf\xc3\xa9 \xe6\xbc\xa2\xe5\xad\x97 \xf0\x9f\x98\x80", "don't DON'T we'LL",
-    "x=y;{}[]()<>/*+-*/", "\r\n\r\n end"};
+    "",
+    " ",
+    "Hello world",
+    "  two  spaces ",
+    "It's 12345 o'clock,\n\n\tand 3.14!",
+    "na\xc3\xafve caf\xc3\xa9 \xe6\xbc\xa2\xe5\xad\x97 \xf0\x9f\x98\x80",
+    "don't DON'T we'LL",
+    "x=y;{}[]()<>/*+-*/",
+    "\r\n\r\n end"};
 
 TEST(HubVocabulary, OfTheDefaultModel) {
   const TokenizerFiles files = Read(testing::SourceDir() / "models/default");
@@ -62,9 +68,9 @@ TEST(HubVocabulary, OfTheDefaultModel) {
 TEST(HubVocabulary, OfTheRecordedTokenizers) {
   SY_SKIP_WITHOUT_GOLDENS();
   const std::vector<std::pair<std::string, std::string>> kinds = {
-      {"qwen_regex", "qwen2"},         {"gpt2_bytelevel", "gpt-2"},
-      {"llama3_regex", "llama-bpe"},   {"deepseek_regex", "deepseek-v3"},
-      {"o200k_regex", "gpt-4o"},       {"spm_prepend_bytefallback", "default"}};
+      {"qwen_regex", "qwen2"},       {"gpt2_bytelevel", "gpt-2"},
+      {"llama3_regex", "llama-bpe"}, {"deepseek_regex", "deepseek-v3"},
+      {"o200k_regex", "gpt-4o"},     {"spm_prepend_bytefallback", "default"}};
   for (const auto& [kind, pre] : kinds) {
     const fs::path folder = *testing::GoldenDir() / "tokenizers" / kind;
     SCOPED_TRACE(kind);
@@ -87,10 +93,12 @@ TEST(HubVocabulary, WhatGgufHasNoKindForIsRefused) {
   };
   ExpectError(ErrorCode::kUnsupported, {"model.type", "Unigram"},
               [&] { ReadHubVocabulary(with("/model/type", "Unigram")); });
-  ExpectError(ErrorCode::kUnsupported, {"pre_tokenizer", "no known way"},
-              [&] { ReadHubVocabulary(with("/pre_tokenizer/pretokenizers/0/pattern/Regex", "x")); });
-  ExpectError(ErrorCode::kUnsupported, {"normalizer", "Lowercase"},
-              [&] { ReadHubVocabulary(with("/normalizer", {{"type", "Lowercase"}})); });
+  ExpectError(ErrorCode::kUnsupported, {"pre_tokenizer", "no known way"}, [&] {
+    ReadHubVocabulary(with("/pre_tokenizer/pretokenizers/0/pattern/Regex", "x"));
+  });
+  ExpectError(ErrorCode::kUnsupported, {"normalizer", "Lowercase"}, [&] {
+    ReadHubVocabulary(with("/normalizer", {{"type", "Lowercase"}}));
+  });
   ExpectError(ErrorCode::kCorruptData, {"id of a token"},
               [&] { ReadHubVocabulary(with("/added_tokens/0/id", -1)); });
   files.tokenizer_json = "[";

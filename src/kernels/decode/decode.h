@@ -15,8 +15,8 @@ namespace switchyard::kernels {
 //   low nibble of the first byte; scale [ceil(n / group)] of scale_dtype (kF32 kF16 kBF16 kF8E8M0
 //   kF8E4M3), or nullptr = 1; zero u8 [ceil(n / group)], or nullptr = 0; column_group [n] below
 //   num_groups, or nullptr: then scale and zero have num_groups elements. tensor_scale multiplies
-//   every scale. Or q [n / DTypeBlock] blocks of ggml, whose scales are within them: n is a multiple
-//   of DTypeBlock, scale and zero are nullptr.
+//   every scale. Or q [n / DTypeBlock] blocks of ggml, whose scales are within them: n is a
+//   multiple of DTypeBlock, scale and zero are nullptr.
 struct CodeRow {
   DType dtype = DType::kF32;
   const void* q = nullptr;
@@ -31,8 +31,8 @@ struct CodeRow {
 };
 
 // out[i] = (q[i] - zero) * scale. The difference is exact and the product is rounded once, to f32
-// (the scale too, if there is a tensor_scale): the same bits on every instruction set. No byte past the n-th code, the last scale or out[n] is
-// touched. A NaN code or scale gives NaN.
+// (the scale too, if there is a tensor_scale): the same bits on every instruction set. No byte past
+// the n-th code, the last scale or out[n] is touched. A NaN code or scale gives NaN.
 void DecodeRow(const CodeRow& row, float* out) noexcept;
 
 // The same, plain loops.

@@ -44,8 +44,7 @@ Arguments ReadArguments(ConfigReader config) {
   const bool has_groups = arguments.strategy == "group" || arguments.strategy == "tensor_group";
   if (has_groups && arguments.group == 0 && !config.Has("group_size"))
     config.Refuse("group_size", fmt::format("strategy {} needs one", arguments.strategy));
-  if (config.Has("block_structure"))
-    arguments.block = config.Counts("block_structure", 1, 65536);
+  if (config.Has("block_structure")) arguments.block = config.Counts("block_structure", 1, 65536);
   if (config.Has("actorder")) {
     // "weight" and "static" reorder nothing on disk.
     const std::string order = config.IsText("actorder") ? config.Text("actorder") : "group";
@@ -184,9 +183,9 @@ std::unique_ptr<StorageScheme> Int4(const ConfigReader& group, const Arguments& 
   if (is_packed) {
     if (act.kind == ActQuantKind::kInt4Token)
       group.Refuse("input_activations", "packed weights go with int8 or plain activations");
-    return std::make_unique<PackQuantizedCodes>(PackQuantizedCodes::Options{
-        weights.bits, weights.strategy == "channel" ? 0 : weights.group, weights.is_symmetric,
-        weights.has_order, act});
+    return std::make_unique<PackQuantizedCodes>(
+        PackQuantizedCodes::Options{weights.bits, weights.strategy == "channel" ? 0 : weights.group,
+                                    weights.is_symmetric, weights.has_order, act});
   }
   if (plain || weights.strategy != "channel") Refuse(group, "weights", weights);
   Int4Codes::Options options;

@@ -30,16 +30,28 @@ const std::vector<OnlineScheme>& Schemes() {
        WeightQuant::Fp8Channel(), Activations(ActQuantKind::kFp8Token)},
       {"w8a8_int8", "w8a8_int8", "int8 with a scale per output, activations int8 per token",
        WeightQuant::Int8Channel(), Activations(ActQuantKind::kInt8Token)},
-      {"w4a16_g32", "wna16", "int4 with a scale per 32 inputs",
-       WeightQuant::Int4Group(32, DType::kBF16), {}},
-      {"w4a16_g128", "wna16", "int4 with a scale per 128 inputs",
-       WeightQuant::Int4Group(128, DType::kBF16), {}},
-      {"awq", "awq", "u4 with a scale and a zero point per 128 inputs, rounded to nearest",
-       WeightQuant::Uint4Group(128, DType::kF16), {}},
+      {"w4a16_g32",
+       "wna16",
+       "int4 with a scale per 32 inputs",
+       WeightQuant::Int4Group(32, DType::kBF16),
+       {}},
+      {"w4a16_g128",
+       "wna16",
+       "int4 with a scale per 128 inputs",
+       WeightQuant::Int4Group(128, DType::kBF16),
+       {}},
+      {"awq",
+       "awq",
+       "u4 with a scale and a zero point per 128 inputs, rounded to nearest",
+       WeightQuant::Uint4Group(128, DType::kF16),
+       {}},
       {"mxfp8", "mxfp8", "e4m3 with a power of two per 32 inputs, activations the same",
        WeightQuant::MxFp8(MxScaleRule::kCeil), Activations(ActQuantKind::kMxFp8)},
-      {"mxfp4", "mxfp4", "e2m1 with a power of two per 32 inputs",
-       WeightQuant::MxFp4(MxScaleRule::kEven, MxRounding::kHalfToEven), {}},
+      {"mxfp4",
+       "mxfp4",
+       "e2m1 with a power of two per 32 inputs",
+       WeightQuant::MxFp4(MxScaleRule::kEven, MxRounding::kHalfToEven),
+       {}},
       {"mxfp4_w4a4", "mxfp4_w4a4", "the same, activations too",
        WeightQuant::MxFp4(MxScaleRule::kEven, MxRounding::kHalfToEven),
        Activations(ActQuantKind::kMxFp4, MxScaleRule::kEven)},
@@ -50,7 +62,9 @@ const std::vector<OnlineScheme>& Schemes() {
   return kSchemes;
 }
 
-bool IsExpert(std::string_view module) { return module.find(".experts.") != std::string_view::npos; }
+bool IsExpert(std::string_view module) {
+  return module.find(".experts.") != std::string_view::npos;
+}
 
 }  // namespace
 
@@ -63,9 +77,9 @@ OnlineQuantization::OnlineQuantization(std::string_view name) {
     known += fmt::format("{}{}", known.empty() ? "" : ", ", scheme.name);
     if (scheme.name == name) return;
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("--quantize: there is no scheme {}; there are {}", QuoteForMessage(name),
-                          known));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("--quantize: there is no scheme {}; there are {}", QuoteForMessage(name), known));
 }
 
 std::string OnlineQuantization::WhyNot(std::string_view module, size_t /*rows*/,

@@ -23,9 +23,9 @@ std::span<const T> Elements(const TensorView& view) {
 
 void RequireMultiple(std::string_view dimension, size_t value, size_t step) {
   if (value % step == 0) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{} {} are no multiple of {}, which this packing needs", value, dimension,
-                          step));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{} {} are no multiple of {}, which this packing needs", value, dimension, step));
 }
 
 size_t GroupsOf(size_t cols, size_t group) {
@@ -75,10 +75,9 @@ std::vector<StoredTensor> AwqCodes::Tensors(size_t rows, size_t cols) const {
 
 WeightMatrix AwqCodes::Load(const MatrixTensors& tensors, WeightMemory& memory) const {
   CheckScales(tensors, "scales", tensors.views[2], tensors.views[0]);
-  return memory.Keep(quant::ImportAwq(ShapeOf(tensors, group_),
-                                      {Elements<int32_t>(tensors.views[0]),
-                                       Elements<int32_t>(tensors.views[1]),
-                                       ScalesOf(tensors.views[2])}));
+  return memory.Keep(quant::ImportAwq(
+      ShapeOf(tensors, group_), {Elements<int32_t>(tensors.views[0]),
+                                 Elements<int32_t>(tensors.views[1]), ScalesOf(tensors.views[2])}));
 }
 
 std::string GptqCodes::Describe() const {
@@ -122,9 +121,8 @@ std::vector<StoredTensor> PackQuantizedCodes::Tensors(size_t rows, size_t cols) 
       {"weight_shape", {Shape{2}}, {DType::kI64, DType::kI32}, false}};
   if (options_.group == 0) tensors[1].shapes = PerRowShapes(rows);
   if (!options_.is_symmetric) {
-    tensors.push_back({"weight_zero_point",
-                       {Shape{quant::CeilDiv(rows, per_word), groups}},
-                       {DType::kI32}});
+    tensors.push_back(
+        {"weight_zero_point", {Shape{quant::CeilDiv(rows, per_word), groups}}, {DType::kI32}});
   }
   if (options_.has_order) tensors.push_back({"weight_g_idx", {Shape{cols}}, {DType::kI32}});
   return tensors;
@@ -200,19 +198,20 @@ WeightMatrix Int4Codes::Load(const MatrixTensors& tensors, WeightMemory& memory)
     scales = {DType::kF16, std::as_bytes(std::span<const F16>(combined))};
   }
   const std::span<const int8_t> bytes = Elements<int8_t>(codes);
-  quant::QuantMatrix imported =
-      options_.is_paired ? quant::ImportPairedRows(shape, codes.shape[0], bytes, scales)
-                         : quant::ImportInt4Bytes(shape, codes.shape[0], bytes, scales);
+  quant::QuantMatrix imported = options_.is_paired
+                                    ? quant::ImportPairedRows(shape, codes.shape[0], bytes, scales)
+                                    : quant::ImportInt4Bytes(shape, codes.shape[0], bytes, scales);
   WeightMatrix matrix = memory.Keep(std::move(imported));
   matrix.act = options_.act;
   if (options_.is_modelslim && tensors.Has(3)) {
     const double off = quant::ScaleBiasDeviation(tensors.module + ".scale_bias", matrix.AsBank(), 0,
                                                  Elements<float>(tensors.views[3]));
     if (!(off <= kScaleBiasTolerance))
-      tensors.Refuse("scale_bias", fmt::format("differs from 8 times the sums of the weights by {:.2g}"
-                                               " of their size: the file is damaged, or its weights "
-                                               "are not those of this format",
-                                               off));
+      tensors.Refuse("scale_bias",
+                     fmt::format("differs from 8 times the sums of the weights by {:.2g}"
+                                 " of their size: the file is damaged, or its weights "
+                                 "are not those of this format",
+                                 off));
   }
   return matrix;
 }

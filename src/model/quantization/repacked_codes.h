@@ -29,8 +29,8 @@ class GptqCodes : public StorageScheme {
  public:
   struct Options {
     size_t bits = 4;
-    size_t group = 128;  // 0 = all inputs
-    bool is_v2 = false;  // zero points as they are, not minus one
+    size_t group = 128;      // 0 = all inputs
+    bool is_v2 = false;      // zero points as they are, not minus one
     bool has_order = false;  // groups lie apart (desc_act): g_idx must be there
   };
   explicit GptqCodes(const Options& options) : options_(options) {}

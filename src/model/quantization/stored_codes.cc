@@ -68,9 +68,10 @@ void RequireZeroOffsets(const MatrixTensors& tensors, std::string_view suffix,
   for (size_t i = 0; i < offsets.NumElements(); ++i) {
     const float offset = ScaleValue(offsets, i);
     if (offset != 0.0f)
-      tensors.Refuse(suffix, fmt::format("offset {} is {}, expected 0: weights with offsets are not "
-                                         "computed",
-                                         i, offset));
+      tensors.Refuse(suffix,
+                     fmt::format("offset {} is {}, expected 0: weights with offsets are not "
+                                 "computed",
+                                 i, offset));
   }
 }
 
@@ -115,10 +116,10 @@ size_t StoredCodes::ScaleCols(size_t cols) const {
 std::string StoredCodes::Describe() const {
   const StoredCodesOptions& o = options_;
   std::string scales = o.scale_rows == 0 && o.scale_cols == 0 ? "one scale"
-                       : o.scale_cols == 0 ? "a scale per output"
-                       : o.scale_rows == 1 ? fmt::format("a scale per {} inputs", o.scale_cols)
-                                           : fmt::format("a scale per {}x{} block", o.scale_rows,
-                                                         o.scale_cols);
+                       : o.scale_cols == 0                    ? "a scale per output"
+                       : o.scale_rows == 1
+                           ? fmt::format("a scale per {} inputs", o.scale_cols)
+                           : fmt::format("a scale per {}x{} block", o.scale_rows, o.scale_cols);
   if (!o.tensor_scale.empty()) scales += " and one for all";
   return fmt::format("{}, {}{}", DTypeName(o.dtype), scales, DescribeActivations(o.act));
 }

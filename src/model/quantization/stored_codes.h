@@ -33,8 +33,8 @@ struct StoredCodesOptions {
   std::string_view input_offset = {};
   // Tensors that must be there for the producer's own engine, and have no effect on the product of
   // stored codes; zero offsets of symmetric formats are checked to be zero.
-  std::string_view zero_offset = {};     // [N, 1] floats
-  std::vector<StoredTensor> unused;      // checked for shape only
+  std::string_view zero_offset = {};  // [N, 1] floats
+  std::vector<StoredTensor> unused;   // checked for shape only
 };
 
 // The offsets and scales are checked when they are read.

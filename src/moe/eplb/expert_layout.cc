@@ -15,8 +15,8 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kCacheLine = 64;
 constexpr std::string_view kBankNames[] = {"w1", "w3", "w2"};
-constexpr std::string_view kPartNames[] = {"weights",    "scales",        "zero points", "biases",
-                                           "tensor scale", "column groups"};
+constexpr std::string_view kPartNames[] = {"weights", "scales",       "zero points",
+                                           "biases",  "tensor scale", "column groups"};
 
 template <typename Weights>
 auto& BankOf(Weights& weights, size_t index) {

@@ -232,7 +232,9 @@ ExpertMover::Slot ExpertMover::Load(int32_t logical, const LoadExpert& load) con
     const ExpertPointers& bank = tensor.bank == 0   ? expert.w1
                                  : tensor.bank == 1 ? expert.w3
                                                     : expert.w2;
-    const std::byte* parts[] = {bank.data, bank.scale, bank.zero,
+    const std::byte* parts[] = {bank.data,
+                                bank.scale,
+                                bank.zero,
                                 reinterpret_cast<const std::byte*>(bank.bias),
                                 reinterpret_cast<const std::byte*>(bank.tensor_scale),
                                 reinterpret_cast<const std::byte*>(bank.column_group)};

@@ -15,13 +15,14 @@ bool Accepts(const MatrixFormat& format, size_t, size_t) {
 
 }  // namespace
 
-extern constinit const SchemeEntry wna16{"wna16",
-                                         "4- or 8-bit groups, symmetric or with zero points, activations as they are",
-                                         &Accepts,
-                                         "int4 or int8, scale per group; u4 or u8, scale and zero point per group",
-                                         ActQuantKind::kNone,
-                                         QuantType::kNo,
-                                         kRunners,
-                                         ActQuantKind::kNone};
+extern constinit const SchemeEntry wna16{
+    "wna16",
+    "4- or 8-bit groups, symmetric or with zero points, activations as they are",
+    &Accepts,
+    "int4 or int8, scale per group; u4 or u8, scale and zero point per group",
+    ActQuantKind::kNone,
+    QuantType::kNo,
+    kRunners,
+    ActQuantKind::kNone};
 
 }  // namespace switchyard::moe::schemes
