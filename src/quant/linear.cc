@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "kernels/convert/convert.h"
+#include "kernels/decode/decode.h"
+#include "quant/act_quant.h"
 #include "quant/expert_matmul.h"
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/error.h"
@@ -74,10 +76,93 @@ size_t TaskRows(size_t total_rows, size_t num_threads) {
 
 namespace {
 
+// The activations of a job: rows as MultiplyExpert takes them, or codes with scales of groups.
+struct JobRows {
+  ActRows rows;
+  std::span<const float* const> group_scales = {};  // [rows] of [groups], or empty
+};
+
+// Whether weights have scales for the same groups of columns as their activations.
+bool TakesGroups(const LinearJob& job) {
+  const MatrixFormat& format = job.weight.format;
+  return job.weight.act.kind == ActQuantKind::kFp8Group && format.dtype == DType::kF8E4M3 &&
+         format.scale_cols == job.weight.act.group && !format.has_zero;
+}
+
+JobRows PrepareJob(ExecContext& context, ConstRows x, const LinearJob& job) {
+  const WeightMatrix& weight = job.weight;
+  if (!TakesGroups(job)) {
+    return {
+        PrepareExpertRows(context, QuantRows::Plain(x), weight.act, weight.format, job.act_dtype)};
+  }
+  const QuantRows codes = QuantizeRows(context, x, weight.act);
+  const size_t stride = (x.cols + 15) / 16 * 16;
+  float* values = context.arena.AllocateSpan<float>(x.rows * stride).data();
+  const std::span<const void*> rows = context.arena.AllocateSpan<const void*>(x.rows);
+  const std::span<const float*> scales = context.arena.AllocateSpan<const float*>(x.rows);
+  ForEachRow(context, x.rows, [&](size_t i) {
+    kernels::DecodeRow({codes.dtype, codes.Row(i), x.cols}, values + i * stride);
+    rows[i] = values + i * stride;
+    scales[i] = reinterpret_cast<const float*>(codes.ScaleRow(i));
+  });
+  return {{DType::kF32, rows, x.cols}, scales};
+}
+
+// Products of codes, group by group: e4m3 times e4m3 has 8 bits, so the sum over a group is all but
+// exact in f32, and little more than its two scales rounds. What is quantised next then meets the
+// same boundaries as with exact sums.
+//
+//   x codes [ g0 | g1 | .. ]  *  w codes [ g0 | g1 | .. ]  ->  sum of sx[g] sw[n, g] (x_g w_g)
+void MultiplyGroups(const JobRows& x, const WeightMatrix& w, size_t n0, size_t n,
+                    std::span<float> scratch, Rows out) {
+  constexpr size_t kRows = 96, kCols = 64;  // of results that wait for their scales
+  float partial[kRows * kCols];
+  const void* slice[kRows];
+  const size_t group = w.format.scale_cols;
+  const size_t stride = (w.cols + 15) / 16 * 16;
+  const size_t tile = std::min({n, kCols, scratch.size() / stride});
+  for (size_t j = 0; j < n; j += tile) {
+    const size_t cols = std::min(tile, n - j);
+    for (size_t c = 0; c < cols; ++c)
+      kernels::DecodeRow({w.dtype(), w.RowAt(n0 + j + c), w.cols}, scratch.data() + c * stride);
+    for (size_t t = 0; t < out.rows; t += kRows) {
+      const size_t count = std::min(kRows, out.rows - t);
+      for (size_t r = 0; r < count; ++r) std::fill_n(out.Row(t + r) + n0 + j, cols, 0.0f);
+      for (size_t g = 0; g * group < w.cols; ++g) {
+        for (size_t r = 0; r < count; ++r)
+          slice[r] = static_cast<const float*>(x.rows.rows[t + r]) + g * group;
+        kernels::MatmulArgs args;
+        args.a_rows = slice;
+        args.num_rows = count;
+        args.w = scratch.data() + g * group;
+        args.w_stride = stride;
+        args.n = cols;
+        args.k = std::min(group, w.cols - g * group);
+        args.out = partial;
+        args.out_stride = cols;
+        MatmulFor(DType::kF32, DType::kF32)(args);
+        for (size_t c = 0; c < cols; ++c) {
+          const size_t grid_row = (n0 + j + c) / w.format.scale_rows;
+          const float scale =
+              kernels::ScaleAt(w.format.scale_dtype, w.scale, grid_row * w.scale_stride + g);
+          for (size_t r = 0; r < count; ++r)
+            out.Row(t + r)[n0 + j + c] +=
+                partial[r * cols + c] * (x.group_scales[t + r][g] * scale);
+        }
+      }
+    }
+  }
+}
+
 // Outputs [n0, n0 + n) of a job.
-void RunPart(const ActRows& x, const LinearJob& job, size_t n0, size_t n,
+void RunPart(const JobRows& prepared, const LinearJob& job, size_t n0, size_t n,
              std::span<float> scratch) {
-  MultiplyExpert(x, job.weight.AsBank(), 0, n0, n, scratch, job.out.data + n0, job.out.stride);
+  const ActRows& x = prepared.rows;
+  if (prepared.group_scales.empty()) {
+    MultiplyExpert(x, job.weight.AsBank(), 0, n0, n, scratch, job.out.data + n0, job.out.stride);
+  } else {
+    MultiplyGroups(prepared, job.weight, n0, n, scratch, job.out);
+  }
   const float* bias = job.weight.bias != nullptr ? job.weight.bias : job.bias;
   if (bias == nullptr) return;
   for (size_t t = 0; t < x.rows.size(); ++t) {
@@ -120,29 +205,27 @@ bool TakesSameRows(const LinearJob& a, const LinearJob& b) {
   const auto dtype = [](const LinearJob& job) {
     return ExpertRowDType(job.weight.act, job.weight.format, job.weight.cols, job.act_dtype);
   };
-  return a.weight.act == b.weight.act && dtype(a) == dtype(b);
+  return a.weight.act == b.weight.act && dtype(a) == dtype(b) && TakesGroups(a) == TakesGroups(b);
 }
 
 }  // namespace
 
 void RunLinears(ExecContext& context, ConstRows x, std::span<const LinearJob> jobs) {
-  const std::span<ActRows> rows = context.arena.AllocateSpan<ActRows>(jobs.size());
+  const std::span<JobRows> rows = context.arena.AllocateSpan<JobRows>(jobs.size());
   for (size_t i = 0; i < jobs.size(); ++i) {
     size_t same = 0;
     while (same < i && !TakesSameRows(jobs[same], jobs[i])) ++same;
-    rows[i] = same < i ? rows[same]
-                       : PrepareExpertRows(context, QuantRows::Plain(x), jobs[i].weight.act,
-                                           jobs[i].weight.format, jobs[i].act_dtype);
+    rows[i] = same < i ? rows[same] : PrepareJob(context, x, jobs[i]);
   }
   RunParts(
       context, jobs.size(), [&](size_t i) -> const LinearJob& { return jobs[i]; },
-      [&](size_t i) -> const ActRows& { return rows[i]; });
+      [&](size_t i) -> const JobRows& { return rows[i]; });
 }
 
 void RunLinearCalls(ExecContext& context, std::span<const LinearCall> calls) {
   RunParts(
       context, calls.size(), [&](size_t i) -> const LinearJob& { return calls[i].job; },
-      [&](size_t i) -> const ActRows& { return calls[i].x; });
+      [&](size_t i) { return JobRows{calls[i].x}; });
 }
 
 ActRows SliceColumns(Arena& arena, const ActRows& x, size_t first, size_t count) {

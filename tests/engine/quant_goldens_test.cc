@@ -34,7 +34,7 @@ constexpr double kLogitsTolerance = 2e-4;
 // may be, relative to what quantising the activations changes at all.
 constexpr double kPositionTolerance = 1e-3;
 constexpr double kLeastNearPositions = 0.5;
-constexpr double kMostRms = 0.45;
+constexpr double kMostRms = 1.0 / 3;
 constexpr size_t kNumPrompts = 4;
 
 // The scheme that a golden of plain floats is quantised with on loading.

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -237,6 +238,54 @@ TEST_F(ExpertMatmulTest, ElementsAreWhatTheProductDecodes) {
       for (size_t k = 0; k < 77; ++k)
         ASSERT_EQ(row[k], static_cast<float>(MatrixElement(w, 1, n, k))) << name;
     }
+  }
+}
+
+// Linear layers of fp8 blocks sum codes group by group: within the rounding of a few f32 additions
+// of the exact product of both codes, whatever the batch and the threads.
+TEST(RunLinears, SumsCodesOfFp8GroupsAlmostExactly) {
+  auto random = testing::MakeRandom(91);
+  for (const auto& [rows, cols, count] :
+       {std::array<size_t, 3>{40, 72, 1}, {130, 256, 5}, {17, 300, 200}, {1, 128, 3}}) {
+    SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(cols));
+    const std::vector<float> w = testing::RandomFloats(random, rows * cols, 0.1f);
+    const std::vector<float> x = testing::RandomFloats(random, count * cols);
+    const QuantMatrix matrix =
+        QuantizeMatrix(ConstRows(w.data(), rows, cols), WeightQuant::Fp8Block(128, 128));
+    WeightMatrix view = matrix.View();
+    view.act.kind = ActQuantKind::kFp8Group;
+    view.act.group = 128;
+    testing::ForEachTarget([&, rows = rows, cols = cols, count = count] {
+      const auto run = [&](size_t first, size_t num, size_t threads) {
+        ThreadPool pool(threads);
+        Arena arena;
+        ExecContext context{pool, arena};
+        std::vector<float> out(num * rows);
+        const LinearJob job{view, nullptr, Rows(out.data(), num, rows)};
+        RunLinears(context, ConstRows(x.data() + first * cols, num, cols), {&job, 1});
+        return out;
+      };
+      const std::vector<float> all = run(0, count, 1);
+      EXPECT_EQ(run(0, count, 3), all);
+      const std::vector<float> last = run(count - 1, 1, 2);
+      EXPECT_EQ(last, std::vector<float>(all.end() - static_cast<std::ptrdiff_t>(rows), all.end()));
+      ThreadPool pool(1);
+      Arena arena;
+      ExecContext context{pool, arena};
+      const QuantRows codes = QuantizeRows(context, ConstRows(x.data(), count, cols), view.act);
+      for (size_t t = 0; t < count; ++t) {
+        for (size_t n = 0; n < rows; ++n) {
+          double exact = 0, size = 0;
+          for (size_t k = 0; k < cols; ++k) {
+            const double term =
+                testing::RowElement(codes, t, k) * MatrixElement(view.AsBank(), 0, n, k);
+            exact += term;
+            size += std::fabs(term);
+          }
+          ASSERT_NEAR(all[t * rows + n], exact, 2e-7 * size) << t << ", " << n;
+        }
+      }
+    });
   }
 }
 
