@@ -126,7 +126,7 @@ uint32_t U16At(const std::byte* bytes) {
 float ScaleOfIq1M(const std::byte* block) {
   constexpr size_t kScales = 48;
   uint32_t bits = 0;
-  for (uint32_t i = 0; i < 4; ++i) bits |= (U16At(block + kScales + 2 * i) >> 12) << (4 * i);
+  for (size_t i = 0; i < 4; ++i) bits |= (U16At(block + kScales + 2 * i) >> 12) << (4 * i);
   return ToFloat(F16{static_cast<uint16_t>(bits)});
 }
 
