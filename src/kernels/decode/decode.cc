@@ -126,6 +126,17 @@ void NibblesToF32(const void* q, size_t n, const int8_t* table, float factor, fl
   }
 }
 
+// Whole blocks, and the beginning of the last one, which is there as a whole.
+void GgmlToF32(DType dtype, const void* q, size_t n, float* out) {
+  const size_t block = DTypeBlock(dtype);
+  const size_t whole = n / block * block;
+  DecodeGgmlRow(dtype, q, whole, out);
+  if (whole == n) return;
+  float last[256];
+  DecodeGgmlRow(dtype, static_cast<const uint8_t*>(q) + BytesOf(dtype, whole), block, last);
+  std::copy_n(last, n - whole, out + whole);
+}
+
 void CodesToF32(DType dtype, const void* q, size_t n, float* out) {
   switch (dtype) {
     case DType::kI8:
@@ -138,7 +149,7 @@ void CodesToF32(DType dtype, const void* q, size_t n, float* out) {
     case DType::kU4: return NibblesToF32(q, n, kUint4Values, 1.0f, out);
     case DType::kF4E2M1: return NibblesToF32(q, n, kE2M1Doubled, 0.5f, out);
     default:
-      return IsGgmlBlock(dtype) ? DecodeGgmlRow(dtype, q, n, out) : ConvertToF32(q, dtype, n, out);
+      return IsGgmlBlock(dtype) ? GgmlToF32(dtype, q, n, out) : ConvertToF32(q, dtype, n, out);
   }
 }
 

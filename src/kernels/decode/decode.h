@@ -15,8 +15,8 @@ namespace switchyard::kernels {
 //   low nibble of the first byte; scale [ceil(n / group)] of scale_dtype (kF32 kF16 kBF16 kF8E8M0
 //   kF8E4M3), or nullptr = 1; zero u8 [ceil(n / group)], or nullptr = 0; column_group [n] below
 //   num_groups, or nullptr: then scale and zero have num_groups elements. tensor_scale multiplies
-//   every scale. Or q [n / DTypeBlock] blocks of ggml, whose scales are within them: n is a
-//   multiple of DTypeBlock, scale and zero are nullptr.
+//   every scale. Or q [ceil(n / DTypeBlock)] blocks of ggml, whose scales are within them: scale
+//   and zero are nullptr, and the last block is there as a whole.
 struct CodeRow {
   DType dtype = DType::kF32;
   const void* q = nullptr;

@@ -64,7 +64,8 @@ double CodeAt(DType dtype, const void* q, size_t i) {
 }
 
 void DecodeRowReference(const CodeRow& row, float* out) {
-  if (IsGgmlBlock(row.dtype)) return DecodeGgmlRowReference(row.dtype, row.q, row.n, out);
+  if (IsGgmlBlock(row.dtype) && row.n % DTypeBlock(row.dtype) == 0)
+    return DecodeGgmlRowReference(row.dtype, row.q, row.n, out);
   for (size_t i = 0; i < row.n; ++i) {
     const float value = static_cast<float>(CodeAt(row.dtype, row.q, i)) - ZeroOfColumn(row, i);
     out[i] = value * ScaleOfColumn(row, i);
