@@ -428,6 +428,9 @@ class ConformanceAxes : public Conformance {
     layer.scheme_w13 = w13;
     layer.scheme_w2 = w2;
     testing::FitSizes(layer);
+    // Draws of its own: what is tested before, and how many schemes there are, changes nothing
+    // here.
+    random_.seed(std::hash<std::string>{}(key));
     MoeTokens tokens = testing::RandomTokens(axis.count, axis.top_k, layer.experts, layer.hidden,
                                              axis.spread, random_);
     if (axis.edit != nullptr) axis.edit(tokens);

@@ -96,8 +96,8 @@ double MoeTruth::Bound() const {
 }
 
 double MoeTruth::DenseBound() const {
-  // The contract's numbers are close to what random rows give; sums that cancel are farther.
-  return Bound() + 2 * std::max(DenseBoundOf(info_.a13.kind), DenseBoundOf(info_.a2.kind));
+  // The contract's numbers are close to what random rows give.
+  return Bound() + 1.5 * std::max(DenseBoundOf(info_.a13.kind), DenseBoundOf(info_.a2.kind));
 }
 
 Verdict MoeTruth::Judge(const std::vector<float>& rows, bool dense) const {
