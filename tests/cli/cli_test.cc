@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "program.h"
 #include "switchyard/core/cpu.h"
 #include "switchyard/model/files.h"
 #include "switchyard/model/safetensors.h"
@@ -25,50 +26,8 @@ namespace {
 
 using nlohmann::json;
 
-struct Outcome {
-  int status = -1;
-  std::string out, err;
-};
-
-std::string ReadAll(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-class Cli : public ::testing::Test {
+class Cli : public ProgramTest {
  protected:
-  Cli()
-      : folder_(std::filesystem::temp_directory_path() /
-                ("switchyard-cli-" + std::to_string(getpid()))) {
-    std::filesystem::create_directories(folder_);
-  }
-  ~Cli() override { std::filesystem::remove_all(folder_); }
-
-  // Starts the program with output and errors going to files; `input` is its standard input.
-  pid_t Start(const std::vector<std::string>& arguments, const std::string& input = "") {
-    std::ofstream(folder_ / "in") << input;
-    const pid_t pid = fork();
-    if (pid != 0) return pid;
-    std::freopen((folder_ / "in").c_str(), "r", stdin);
-    std::freopen((folder_ / "out").c_str(), "w", stdout);
-    std::freopen((folder_ / "err").c_str(), "w", stderr);
-    std::vector<char*> argv = {const_cast<char*>(SY_PROGRAM)};
-    for (const std::string& argument : arguments)
-      argv.push_back(const_cast<char*>(argument.c_str()));
-    argv.push_back(nullptr);
-    execv(SY_PROGRAM, argv.data());
-    _exit(127);
-  }
-  Outcome Wait(pid_t pid) {
-    int status = 0;
-    waitpid(pid, &status, 0);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status),
-            ReadAll(folder_ / "out"), ReadAll(folder_ / "err")};
-  }
-  Outcome Run(const std::vector<std::string>& arguments, const std::string& input = "") {
-    return Wait(Start(arguments, input));
-  }
-
   // Runs, and expects a refusal: exit 1, nothing on standard output, one or two lines that contain
   // all words.
   void ExpectRefusal(const std::vector<std::string>& arguments,
@@ -89,8 +48,6 @@ class Cli : public ::testing::Test {
   static std::string Golden(const std::string& name) {
     return (testing::LocalGoldenDir() / name / "checkpoint").string();
   }
-
-  std::filesystem::path folder_;
 };
 
 TEST_F(Cli, TheDefaultModelContinuesTheModelCardsPrompts) {

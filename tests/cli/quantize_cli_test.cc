@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "program.h"
 #include "testing/goldens.h"
 
 namespace switchyard {
@@ -22,51 +23,15 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-std::string ReadAll(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-struct Outcome {
-  int status = -1;
-  std::string out, err;
-};
-
-class QuantizeCli : public ::testing::Test {
+class QuantizeCli : public ProgramTest {
  protected:
-  QuantizeCli()
-      : folder_(fs::temp_directory_path() /
-                ("switchyard-quantize-cli-" + std::to_string(getpid()))) {
+  QuantizeCli() {
     fs::create_directories(folder_ / "a");
     fs::create_directories(folder_ / "b");
   }
-  ~QuantizeCli() override { fs::remove_all(folder_); }
-
-  pid_t Start(const std::vector<std::string>& arguments) {
-    const pid_t pid = fork();
-    if (pid != 0) return pid;
-    const bool good = std::freopen((folder_ / "out").c_str(), "w", stdout) != nullptr &&
-                      std::freopen((folder_ / "err").c_str(), "w", stderr) != nullptr;
-    if (!good) _exit(126);
-    std::vector<char*> argv = {const_cast<char*>(SY_PROGRAM)};
-    for (const std::string& argument : arguments)
-      argv.push_back(const_cast<char*>(argument.c_str()));
-    argv.push_back(nullptr);
-    execv(SY_PROGRAM, argv.data());
-    _exit(127);
-  }
-  Outcome Wait(pid_t pid) {
-    int status = 0;
-    waitpid(pid, &status, 0);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status),
-            ReadAll(folder_ / "out"), ReadAll(folder_ / "err")};
-  }
-  Outcome Run(const std::vector<std::string>& arguments) { return Wait(Start(arguments)); }
 
   static std::string DefaultModel() { return (testing::SourceDir() / "models/default").string(); }
   std::string Path(const char* name) const { return (folder_ / name).string(); }
-
-  fs::path folder_;
 };
 
 TEST_F(QuantizeCli, AKilledRunIsContinuedToTheSameBytes) {

@@ -9,6 +9,7 @@
 #include "testing/errors.h"
 #include "testing/goldens.h"
 #include "testing/model_folder.h"
+#include "testing/model_logits.h"
 
 namespace switchyard {
 namespace {
@@ -28,34 +29,7 @@ class ModelLoading : public ::testing::Test {
     return Model::Load(folder.Write(), options, pool_);
   }
 
-  // Logits of a few tokens, with a cache of one block.
-  std::vector<float> Logits(Model& model) {
-    const std::vector<int32_t> ids = {1, 5, 9, 2, 7};
-    const std::vector<uint32_t> blocks = {0};
-    const BlockTable tables[] = {{0, blocks}, {0, blocks}};
-    std::vector<std::vector<float>> memory;
-    std::vector<KvLayerView> layers;
-    const ModelConfig& config = model.config();
-    const std::vector<KvGroup> groups = PlanKvGroups(config);
-    const size_t block = 2 * config.num_kv_heads * kKvBlockSize * config.head_dim;
-    for (size_t i = 0; i < config.layers.size(); ++i) {
-      memory.emplace_back(block);
-      size_t group = 0;
-      while (std::find(groups[group].layers.begin(), groups[group].layers.end(), i) ==
-             groups[group].layers.end())
-        ++group;
-      layers.push_back(
-          {reinterpret_cast<std::byte*>(memory.back().data()), block * sizeof(float), group});
-    }
-    Arena arena;
-    ExecContext context{pool_, arena};
-    const SequenceChunk chunk{ids, 0, ids.size(), tables, LogitsWanted::kAll};
-    const Rows rows = model.Forward(context, {&chunk, 1}, {DType::kF32, layers});
-    std::vector<float> logits;
-    for (size_t r = 0; r < rows.rows; ++r)
-      logits.insert(logits.end(), rows.Row(r), rows.Row(r) + rows.cols);
-    return logits;
-  }
+  std::vector<float> Logits(Model& model) { return testing::LogitsOf(model, pool_); }
 
   // The experts of every layer as two banks, in the layout of transformers 5.
   static void StackExperts(ModelFolder& folder, const std::string& block, const std::string& gate,
