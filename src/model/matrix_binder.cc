@@ -8,11 +8,10 @@
 
 #include "model/quantization/online.h"
 #include "switchyard/core/error.h"
+#include "switchyard/model/checkpoint.h"
 
 namespace switchyard {
 namespace {
-
-bool IsFloat(DType dtype) { return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end(); }
 
 std::string TensorName(const std::string& module, std::string_view suffix) {
   return fmt::format("{}.{}", module, suffix);

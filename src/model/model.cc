@@ -322,8 +322,7 @@ class Recorder : public Source {
  public:
   using Source::Source;
   void Use(std::string_view name, const TensorView& part) override {
-    const bool is_float = std::ranges::find(kFloatDTypes, part.dtype) != kFloatDTypes.end();
-    if (!is_float && part.dtype != DType::kF8E4M3 && !IsGgmlBlock(part.dtype)) return;
+    if (!IsFloat(part.dtype) && part.dtype != DType::kF8E4M3 && !IsGgmlBlock(part.dtype)) return;
     views.push_back(part);
     names.emplace_back(name);
   }

@@ -14,8 +14,6 @@
 namespace switchyard {
 namespace {
 
-bool IsFloat(DType dtype) { return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end(); }
-
 void Count(float value, size_t index, bool is_scale, ValueFindings& found) {
   const bool is_negative = is_scale && value < 0.0f && std::isfinite(value);
   if (std::isfinite(value) && !is_negative) {

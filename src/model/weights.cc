@@ -247,13 +247,13 @@ class Binder {
     attention.key_up.resize(heads);
     attention.value_up.resize(heads);
     const size_t elements = heads * latent.kv_rank;
-    copied_bytes_ += kv_b.format.is_quantized() || !IsDense(kv_b.dtype())
+    copied_bytes_ += kv_b.format.is_quantized() || !IsFloat(kv_b.dtype())
                          ? elements * (latent.nope_dim + latent.value_dim) * sizeof(float)
                          : elements * latent.nope_dim * DTypeBytes(kv_b.dtype());
     copies_.push_back([this, &kv_b, &attention](Owned& owned) {
       attention.kv_b_act = kv_b.act;
       WeightMatrix plain = kv_b;
-      if (kv_b.format.is_quantized() || !IsDense(kv_b.dtype())) plain = Decoded(kv_b, owned);
+      if (kv_b.format.is_quantized() || !IsFloat(kv_b.dtype())) plain = Decoded(kv_b, owned);
       SplitKeysAndValues(plain, attention, owned);
     });
   }
@@ -283,10 +283,6 @@ class Binder {
     };
     bind(prefix + "k_b_proj.weight", latent.kv_rank, latent.nope_dim, attention.key_up);
     bind(prefix + "v_b_proj.weight", latent.value_dim, latent.kv_rank, attention.value_up);
-  }
-
-  static bool IsDense(DType dtype) {
-    return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end();
   }
 
   WeightMatrix Decoded(const WeightMatrix& matrix, Owned& owned) const {

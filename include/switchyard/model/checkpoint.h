@@ -22,6 +22,9 @@ class TensorLedger;
 
 // What a weight that is not quantised may be stored as.
 inline constexpr std::array kFloatDTypes = {DType::kF32, DType::kF16, DType::kBF16};
+constexpr bool IsFloat(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
 
 // The tensors of one model by name, from model.safetensors or from the shards that
 // model.safetensors.index.json names.

@@ -62,37 +62,13 @@ std::vector<std::byte> BytesOfValues(std::span<const T> values) {
   return {bytes.begin(), bytes.end()};
 }
 
-class Floats : public Encoding {
+// Floats, or blocks of ggml: nothing lies beside them.
+class Unscaled : public Encoding {
  public:
-  explicit Floats(DType dtype) : dtype_(dtype) {}
+  explicit Unscaled(DType dtype) : dtype_(dtype) {}
 
   std::string Describe() const override { return std::string(DTypeName(dtype_)); }
-  bool is_quantized() const override { return false; }
-  std::vector<EncodedTensor> Tensors(size_t rows, size_t cols) const override {
-    return {{"weight", dtype_, Shape{rows, cols}}};
-  }
-  EncodedRows Encode(ConstRows values, size_t first, size_t /*rows*/,
-                     RowPlace place) const override {
-    const size_t row_bytes = values.cols * DTypeBytes(dtype_);
-    std::vector<std::byte> bytes(values.rows * row_bytes);
-    for (size_t n = 0; n < values.rows; ++n)
-      kernels::ConvertFromF32(values.Row(n), values.cols, dtype_, bytes.data() + n * row_bytes);
-    EncodedRows encoded;
-    encoded.pieces.push_back(PlacedRows(0, first, place, row_bytes, std::move(bytes)));
-    encoded.matrix =
-        WeightMatrix::Dense(encoded.pieces[0].bytes.data(), dtype_, values.rows, values.cols);
-    return encoded;
-  }
-
- private:
-  DType dtype_;
-};
-
-class GgmlBlocks : public Encoding {
- public:
-  explicit GgmlBlocks(DType dtype) : dtype_(dtype) {}
-
-  std::string Describe() const override { return std::string(DTypeName(dtype_)); }
+  bool is_quantized() const override { return IsGgmlBlock(dtype_); }
   std::string WhyNot(size_t /*rows*/, size_t cols) const override {
     if (cols % DTypeBlock(dtype_) == 0) return {};
     return fmt::format("{} inputs are no multiple of the block of {}", cols, DTypeBlock(dtype_));
@@ -105,8 +81,12 @@ class GgmlBlocks : public Encoding {
     const size_t row_bytes = BytesOf(dtype_, values.cols);
     std::vector<std::byte> bytes(values.rows * row_bytes);
     for (size_t n = 0; n < values.rows; ++n) {
-      quant::EncodeGgmlRow(dtype_, values.RowSpan(n),
-                           std::span(bytes).subspan(n * row_bytes, row_bytes));
+      const std::span<std::byte> row = std::span(bytes).subspan(n * row_bytes, row_bytes);
+      if (IsGgmlBlock(dtype_)) {
+        quant::EncodeGgmlRow(dtype_, values.RowSpan(n), row);
+      } else {
+        kernels::ConvertFromF32(values.Row(n), values.cols, dtype_, row.data());
+      }
     }
     EncodedRows encoded;
     encoded.pieces.push_back(PlacedRows(0, first, place, row_bytes, std::move(bytes)));
@@ -293,8 +273,9 @@ class Gptq : public Quantized {
 
 }  // namespace
 
-std::unique_ptr<Encoding> FloatEncoding(DType dtype) { return std::make_unique<Floats>(dtype); }
-std::unique_ptr<Encoding> GgmlEncoding(DType dtype) { return std::make_unique<GgmlBlocks>(dtype); }
+std::unique_ptr<Encoding> UnscaledEncoding(DType dtype) {
+  return std::make_unique<Unscaled>(dtype);
+}
 std::unique_ptr<Encoding> CodesEncoding(const CodesLayout& layout) {
   return std::make_unique<Codes>(layout);
 }

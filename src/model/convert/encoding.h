@@ -64,10 +64,8 @@ class Encoding {
   virtual EncodedRows Encode(ConstRows values, size_t first, size_t rows, RowPlace place) const = 0;
 };
 
-// Plain floats: F32, F16, BF16.
-std::unique_ptr<Encoding> FloatEncoding(DType dtype);
-// Blocks of ggml, of a type that quant::CanEncodeGgml.
-std::unique_ptr<Encoding> GgmlEncoding(DType dtype);
+// Plain floats (F32, F16, BF16), or blocks of ggml of a type that quant::CanEncodeGgml.
+std::unique_ptr<Encoding> UnscaledEncoding(DType dtype);
 
 // Codes as they lie in memory (8 bits, or two 4-bit codes in a byte), and scales on a grid.
 struct CodesLayout {

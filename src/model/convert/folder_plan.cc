@@ -10,6 +10,7 @@
 #include "model/convert/plan.h"
 #include "model/convert/target.h"
 #include "switchyard/core/error.h"
+#include "switchyard/model/checkpoint.h"
 #include "switchyard/model/safetensors.h"
 
 namespace switchyard {
@@ -19,8 +20,6 @@ using Kind = ModelPart::Kind;
 using nlohmann::ordered_json;
 
 constexpr std::string_view kIndexName = "model.safetensors.index.json";
-
-bool IsFloat(DType dtype) { return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end(); }
 
 // Weights, what describes how they are stored, and what the plan writes anew.
 bool IsReplaced(std::string_view name) {

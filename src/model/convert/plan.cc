@@ -12,7 +12,7 @@ const Encoding* ConvertPlan::EncodingOf(DType dtype) {
   for (const auto& [known, encoding] : by_dtype_) {
     if (known == dtype) return encoding;
   }
-  encodings.push_back(IsGgmlBlock(dtype) ? GgmlEncoding(dtype) : FloatEncoding(dtype));
+  encodings.push_back(UnscaledEncoding(dtype));
   by_dtype_.emplace_back(dtype, encodings.back().get());
   return encodings.back().get();
 }

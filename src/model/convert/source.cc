@@ -11,6 +11,7 @@
 #include "quant/expert_matmul.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/small_floats.h"
+#include "switchyard/model/checkpoint.h"
 #include "switchyard/model/model.h"
 
 namespace switchyard {
@@ -20,8 +21,6 @@ using Kind = ModelPart::Kind;
 using Product = ModelPart::Product;
 
 constexpr size_t kMxBlock = 32;
-
-bool IsFloat(DType dtype) { return std::ranges::find(kFloatDTypes, dtype) != kFloatDTypes.end(); }
 
 // A source whose matrices are not read: to prove that every tensor is there.
 template <typename Source>

@@ -207,7 +207,7 @@ std::unique_ptr<Encoding> FolderEncoding(std::string_view scheme, const ModelCon
                             "transposed floats; write mxfp4 or a GGUF type",
                             scheme, config.architecture));
   }
-  if (scheme == "bf16") return FloatEncoding(DType::kBF16);
+  if (scheme == "bf16") return UnscaledEncoding(DType::kBF16);
   if (scheme == "fp8_block") {
     return CodesEncoding({OnlineWeights(scheme), "weight", "weight_scale_inv", DType::kF32});
   }

@@ -21,7 +21,7 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
     config.Refuse("zero_point", "AWQ without zero points is not known");
   if (config.Text("version", "gemm") != "gemm" && config.Text("version", "gemm") != "GEMM")
     config.Refuse("version", "only the gemm layout is read");
-  std::vector<std::string> left_out = OptionalTexts(config, "modules_to_not_convert");
+  std::vector<std::string> left_out = ListedModules(config, {"modules_to_not_convert"});
   config.Ignore({"quant_method", "bits", "w_bit", "group_size", "q_group_size", "backend",
                  "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse"});
   return std::make_unique<OneSchemeRules>(std::make_unique<AwqCodes>(group), std::move(left_out));

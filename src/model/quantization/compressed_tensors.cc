@@ -260,7 +260,7 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
     groups.push_back({ModuleList(std::move(targets)), ReadScheme(group, own)});
   }
   if (groups.empty()) config.Refuse("config_groups", "there is no group");
-  ModuleList ignored(OptionalTexts(config, "ignore"));
+  ModuleList ignored(ListedModules(config, {"ignore"}));
   // Scales for a KV cache are a choice of the run, not of the file: --kv-dtype.
   config.Ignore({"quant_method", "quantization_status", "global_compression_ratio", "version",
                  "transform_config", "kv_cache_scheme", "run_compressed"});

@@ -48,9 +48,8 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
   if (scale_format != "float" && scale_format != "ue8m0")
     config.Refuse("scale_fmt", "known are float and ue8m0");
   options.act.power_of_two_scale = scale_format == "ue8m0";
-  std::vector<std::string> left_out = OptionalTexts(config, "ignored_layers");
-  for (std::string& line : OptionalTexts(config, "modules_to_not_convert"))
-    left_out.push_back(std::move(line));
+  std::vector<std::string> left_out =
+      ListedModules(config, {"ignored_layers", "modules_to_not_convert"});
   config.Ignore({"quant_method", "is_checkpoint_fp8_serialized", "dequantize", "kv_cache_scheme"});
   return std::make_unique<OneSchemeRules>(std::make_unique<StoredCodes>(std::move(options)),
                                           std::move(left_out));

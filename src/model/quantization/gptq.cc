@@ -86,7 +86,7 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
     }
   }
   const bool quantises_head = config.Flag("lm_head", false);
-  std::vector<std::string> left_out = OptionalTexts(config, "modules_to_not_convert");
+  std::vector<std::string> left_out = ListedModules(config, {"modules_to_not_convert"});
   config.Ignore({"quant_method",
                  "group_size",
                  "damp_percent",

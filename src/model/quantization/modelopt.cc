@@ -1,33 +1,14 @@
 // quant_method "modelopt" (contract 5.14), and hf_quant_config.json: NVFP4 and fp8.
 #include <fmt/format.h>
 
-#include "model/quantization/module_rules.h"
 #include "model/quantization/quantization.h"
 #include "model/quantization/stored_codes.h"
 
 namespace switchyard {
 namespace {
 
-class Rules : public QuantizationRules {
- public:
-  Rules(StoredCodesOptions options, std::vector<std::string> left_out)
-      : scheme_(std::move(options)), left_out_(std::move(left_out)) {}
-
-  const StorageScheme* SchemeOf(std::string_view module) const override {
-    for (const std::string& line : left_out_) {
-      if (NamesModule(line, module)) return nullptr;
-    }
-    return &scheme_;
-  }
-  std::span<const std::string_view> ignored_suffixes() const override {
-    static constexpr std::string_view kSuffixes[] = {".k_scale", ".v_scale"};
-    return kSuffixes;
-  }
-
- private:
-  StoredCodes scheme_;
-  std::vector<std::string> left_out_;
-};
+// Scales of a KV cache, which is a choice of the run.
+constexpr std::string_view kIgnoredSuffixes[] = {".k_scale", ".v_scale"};
 
 StoredCodesOptions NvFp4(ConfigReader& config) {
   if (config.Count("group_size", 1, 65536, 16) != 16)
@@ -60,11 +41,11 @@ std::unique_ptr<QuantizationRules> ReadRules(ConfigReader& config) {
   } else {
     config.Refuse("quant_algo", "known are NVFP4, FP8 and FP8_PER_CHANNEL_PER_TOKEN");
   }
-  std::vector<std::string> left_out = OptionalTexts(config, "exclude_modules");
-  for (std::string& line : OptionalTexts(config, "ignore")) left_out.push_back(std::move(line));
+  std::vector<std::string> left_out = ListedModules(config, {"exclude_modules", "ignore"});
   config.Ignore({"quant_method", "group_size", "kv_cache_quant_algo", "kv_cache_scheme", "producer",
                  "config_groups", "has_zero_point", "pre_quant_scale"});
-  return std::make_unique<Rules>(std::move(options), std::move(left_out));
+  return std::make_unique<OneSchemeRules>(std::make_unique<StoredCodes>(std::move(options)),
+                                          std::move(left_out), kIgnoredSuffixes);
 }
 
 std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const QuantizationOptions&) {

@@ -14,7 +14,7 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
   options.dtype = DType::kF4E2M1;
   options.scale_cols = 32;
   options.scale_dtypes = {DType::kF8E8M0};
-  std::vector<std::string> left_out = OptionalTexts(config, "modules_to_not_convert");
+  std::vector<std::string> left_out = ListedModules(config, {"modules_to_not_convert"});
   config.Ignore({"quant_method", "dequantize"});
   return std::make_unique<OneSchemeRules>(std::make_unique<StoredCodes>(std::move(options)),
                                           std::move(left_out));

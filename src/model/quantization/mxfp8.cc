@@ -19,9 +19,8 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
     config.Refuse("weight_block_size", "mxfp8 has blocks of [1, 32]");
   if (config.Text("activation_scheme", "dynamic") != "dynamic")
     config.Refuse("activation_scheme", "mxfp8 activations are dynamic");
-  std::vector<std::string> left_out = OptionalTexts(config, "ignored_layers");
-  for (std::string& line : OptionalTexts(config, "modules_to_not_convert"))
-    left_out.push_back(std::move(line));
+  std::vector<std::string> left_out =
+      ListedModules(config, {"ignored_layers", "modules_to_not_convert"});
   config.Ignore({"quant_method", "fmt", "scale_fmt"});
   return std::make_unique<OneSchemeRules>(std::make_unique<StoredCodes>(std::move(options)),
                                           std::move(left_out));

@@ -67,8 +67,11 @@ std::unique_ptr<QuantizationRules> ReadFile(const ModelFiles& files, const std::
 std::span<const QuantizationProducer* const> AllQuantizationProducers() { return kProducers; }
 
 OneSchemeRules::OneSchemeRules(std::unique_ptr<StorageScheme> scheme,
-                               std::vector<std::string> left_out)
-    : scheme_(std::move(scheme)), left_out_(std::move(left_out)) {}
+                               std::vector<std::string> left_out,
+                               std::span<const std::string_view> ignored_suffixes)
+    : scheme_(std::move(scheme)),
+      left_out_(std::move(left_out)),
+      ignored_suffixes_(ignored_suffixes) {}
 
 const StorageScheme* OneSchemeRules::SchemeOf(std::string_view module) const {
   const bool is_left_out = std::ranges::any_of(
@@ -76,8 +79,14 @@ const StorageScheme* OneSchemeRules::SchemeOf(std::string_view module) const {
   return is_left_out ? nullptr : scheme_.get();
 }
 
-std::vector<std::string> OptionalTexts(ConfigReader& config, std::string_view name) {
-  return config.Has(name) ? config.Texts(name) : std::vector<std::string>{};
+std::vector<std::string> ListedModules(ConfigReader& config,
+                                       std::initializer_list<std::string_view> fields) {
+  std::vector<std::string> modules;
+  for (std::string_view field : fields) {
+    if (!config.Has(field)) continue;
+    for (std::string& module : config.Texts(field)) modules.push_back(std::move(module));
+  }
+  return modules;
 }
 
 std::unique_ptr<QuantizationRules> ParseQuantization(ConfigReader& config,

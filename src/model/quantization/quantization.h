@@ -1,6 +1,7 @@
 // What a checkpoint says about its quantisation: which scheme stores which module.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -27,12 +28,16 @@ class QuantizationRules {
 // Rules of one scheme for everything that a list does not leave out; what most producers have.
 class OneSchemeRules : public QuantizationRules {
  public:
-  OneSchemeRules(std::unique_ptr<StorageScheme> scheme, std::vector<std::string> left_out);
+  // `ignored_suffixes` must outlive the rules.
+  OneSchemeRules(std::unique_ptr<StorageScheme> scheme, std::vector<std::string> left_out,
+                 std::span<const std::string_view> ignored_suffixes = {});
   const StorageScheme* SchemeOf(std::string_view module) const override;
+  std::span<const std::string_view> ignored_suffixes() const override { return ignored_suffixes_; }
 
  private:
   std::unique_ptr<StorageScheme> scheme_;
   std::vector<std::string> left_out_;
+  std::span<const std::string_view> ignored_suffixes_;
 };
 
 // What a user may say about reading.
@@ -64,7 +69,8 @@ std::unique_ptr<QuantizationRules> ReadQuantization(const ModelFiles& files,
 std::unique_ptr<QuantizationRules> ParseQuantization(ConfigReader& config,
                                                      const QuantizationOptions& options);
 
-// Names of modules in a field that may be absent (modules_to_not_convert, ignored_layers, exclude).
-std::vector<std::string> OptionalTexts(ConfigReader& config, std::string_view name);
+// Names of modules in fields that may be absent (modules_to_not_convert, ignored_layers, exclude).
+std::vector<std::string> ListedModules(ConfigReader& config,
+                                       std::initializer_list<std::string_view> fields);
 
 }  // namespace switchyard

@@ -147,7 +147,7 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
     if (!types.Names().empty())
       config.Refuse("layer_type_quant_config", "schemes by type of layer are not read");
   }
-  rules->excluded = ModuleList(OptionalTexts(config, "exclude"));
+  rules->excluded = ModuleList(ListedModules(config, {"exclude"}));
   if (config.Has("export")) {
     ConfigReader exported = config.Object("export");
     if (exported.Text("weight_format", "real_quantized") != "real_quantized")

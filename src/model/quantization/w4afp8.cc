@@ -49,9 +49,8 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
   others.act.group = block[1];
   if (config.Text("linear_activation_scheme", "dynamic") != "dynamic")
     config.Refuse("linear_activation_scheme", "blocks of weights go with dynamic activations");
-  std::vector<std::string> left_out = OptionalTexts(config, "ignored_layers");
-  for (std::string& line : OptionalTexts(config, "modules_to_not_convert"))
-    left_out.push_back(std::move(line));
+  std::vector<std::string> left_out =
+      ListedModules(config, {"ignored_layers", "modules_to_not_convert"});
   config.Ignore({"quant_method", "activation_scheme", "fmt"});
   return std::make_unique<W4AFp8Rules>(std::move(experts), std::move(others), std::move(left_out));
 }

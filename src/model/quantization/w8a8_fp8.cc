@@ -9,7 +9,7 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
   StoredCodesOptions options;
   options.moe_scheme = "fp8_channel";
   options.act.kind = ActQuantKind::kFp8Token;
-  std::vector<std::string> left_out = OptionalTexts(config, "ignore");
+  std::vector<std::string> left_out = ListedModules(config, {"ignore"});
   config.Ignore({"quant_method", "is_dynamic"});
   return std::make_unique<OneSchemeRules>(std::make_unique<StoredCodes>(std::move(options)),
                                           std::move(left_out));

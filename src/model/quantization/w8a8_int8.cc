@@ -10,7 +10,7 @@ std::unique_ptr<QuantizationRules> Read(ConfigReader& config, const Quantization
   options.moe_scheme = "w8a8_int8";
   options.dtype = DType::kI8;
   options.act.kind = ActQuantKind::kInt8Token;
-  std::vector<std::string> left_out = OptionalTexts(config, "ignore");
+  std::vector<std::string> left_out = ListedModules(config, {"ignore"});
   config.Ignore({"quant_method"});
   return std::make_unique<OneSchemeRules>(std::make_unique<StoredCodes>(std::move(options)),
                                           std::move(left_out));
