@@ -318,7 +318,7 @@ TEST_F(ModelLoading, DraftLayersAreLeftOutIfTheConfigKnowsThem) {
   const auto with_draft = [](size_t announced) {
     auto folder = std::make_unique<ModelFolder>(Golden("deepseek_v3"));
     folder->tensors["model.layers.3.eh_proj.weight"] = {
-        DType::kF32, {64, 128}, std::vector<std::byte>(64 * 128 * 4)};
+        DType::kF32, {64, 128}, std::vector<std::byte>(size_t{64} * 128 * 4)};
     folder->config["num_nextn_predict_layers"] = announced;
     return folder;
   };
