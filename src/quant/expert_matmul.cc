@@ -5,6 +5,7 @@
 
 #include "kernels/convert/convert.h"
 #include "kernels/decode/decode.h"
+#include "kernels/ggml/ggml.h"
 #include "kernels/matmul/matmul_i8.h"
 #include "quant/act_quant.h"
 #include "switchyard/core/macros.h"
@@ -226,6 +227,22 @@ double MatrixElement(const ExpertMatrices& w, size_t expert, size_t n, size_t k)
   const double code = kernels::CodeAt(row.dtype, row.q, k);
   if (row.scale == nullptr && row.zero == nullptr) return code;
   return (code - double{kernels::ZeroOfColumn(row, k)}) * double{kernels::ScaleOfColumn(row, k)};
+}
+
+void MatrixRow(const ExpertMatrices& w, size_t expert, size_t n, std::span<double> out) {
+  const DType dtype = w.format.dtype;
+  if (!IsGgmlBlock(dtype)) {
+    for (size_t k = 0; k < out.size(); ++k) out[k] = MatrixElement(w, expert, n, k);
+    return;
+  }
+  // A block is defined as a whole, so an element alone costs as much as all of its block.
+  const size_t elements = DTypeBlock(dtype);
+  const std::byte* blocks = w.data[expert] + BytesOf(dtype, n * w.stride);
+  float block[256];
+  for (size_t k = 0; k < out.size(); k += elements) {
+    kernels::DecodeGgmlRowReference(dtype, blocks + BytesOf(dtype, k), elements, block);
+    std::copy_n(block, std::min(elements, out.size() - k), out.begin() + static_cast<ptrdiff_t>(k));
+  }
 }
 
 void DecodeMatrixRow(const ExpertMatrices& w, size_t expert, size_t n, float* out) {

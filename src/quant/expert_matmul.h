@@ -48,6 +48,9 @@ void MultiplyExpert(const ActRows& x, const ExpertMatrices& w, size_t expert, si
 // oracles use.
 double MatrixElement(const ExpertMatrices& w, size_t expert, size_t n, size_t k);
 
+// The first out.size() elements of row n, as MatrixElement has them.
+void MatrixRow(const ExpertMatrices& w, size_t expert, size_t n, std::span<double> out);
+
 // Row n of an expert's matrix in f32, as MultiplyExpert decodes it.
 // Shapes: out [w.cols].
 void DecodeMatrixRow(const ExpertMatrices& w, size_t expert, size_t n, float* out);

@@ -48,8 +48,10 @@ void CheckSizes(const MoeQuantInfo& info, const MoeRunnerConfig& config,
 
 // Row n of expert e, dequantised, without the padded columns.
 double Dot(const ExpertMatrices& w, size_t expert, size_t n, const std::vector<double>& x) {
+  std::vector<double> row(x.size());
+  quant::MatrixRow(w, expert, n, row);
   double sum = 0;
-  for (size_t k = 0; k < x.size(); ++k) sum += quant::MatrixElement(w, expert, n, k) * x[k];
+  for (size_t k = 0; k < x.size(); ++k) sum += row[k] * x[k];
   return w.bias.empty() ? sum : sum + w.bias[expert][n * w.bias_stride];
 }
 
