@@ -1,0 +1,192 @@
+#include <algorithm>
+
+#include "kernels/panels/panel.h"
+
+namespace switchyard::kernels {
+namespace {
+
+constexpr size_t kLine = 64;
+
+size_t ToLines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+// Formats of ggml: blocks with their scales inside.
+std::optional<PanelFormat> GgmlPanels(DType dtype) {
+  using C = PanelCodes;
+  using V = PanelValues;
+  using S = PanelScales;
+  using O = PanelOffsets;
+  switch (dtype) {
+    case DType::kGgmlQ40: return PanelFormat{C::kBits4, V::kLinear, 8, S::kF16, O::kNone, 32, 32};
+    case DType::kGgmlQ41: return PanelFormat{C::kBits4, V::kLinear, 0, S::kF16, O::kF16, 32, 32};
+    case DType::kGgmlQ50: return PanelFormat{C::kBits5, V::kLinear, 16, S::kF16, O::kNone, 32, 32};
+    case DType::kGgmlQ51: return PanelFormat{C::kBits5, V::kLinear, 0, S::kF16, O::kF16, 32, 32};
+    case DType::kGgmlQ80: return PanelFormat{C::kBytes, V::kLinear, 128, S::kF16, O::kNone, 32, 32};
+    case DType::kGgmlIq4Nl: return PanelFormat{C::kBits4, V::kIq4Nl, 0, S::kF16, O::kNone, 32, 32};
+    case DType::kGgmlMxFp4: return PanelFormat{C::kBits4, V::kE2M1, 0, S::kE8M0, O::kNone, 32, 64};
+    case DType::kGgmlQ2K:
+      return PanelFormat{C::kBits2, V::kLinear, 0, S::kSuperU4, O::kSuperMin, 16, 256};
+    case DType::kGgmlQ3K:
+      return PanelFormat{C::kBits3, V::kLinear, 4, S::kSuperI8, O::kNone, 16, 256};
+    case DType::kGgmlQ4K:
+      return PanelFormat{C::kBits4, V::kLinear, 0, S::kSuperU8, O::kSuperMin, 32, 256};
+    case DType::kGgmlQ5K:
+      return PanelFormat{C::kBits5, V::kLinear, 0, S::kSuperU8, O::kSuperMin, 32, 256};
+    case DType::kGgmlQ6K:
+      return PanelFormat{C::kBits6, V::kLinear, 32, S::kSuperI8, O::kNone, 16, 256};
+    case DType::kGgmlIq4Xs:
+      return PanelFormat{C::kBits4, V::kIq4Nl, 0, S::kSuperI8, O::kNone, 32, 256};
+    default: return {};
+  }
+}
+
+// Codes without their scales.
+std::optional<PanelFormat> CodePanels(const MatrixFormat& format) {
+  PanelFormat panels;
+  switch (format.dtype) {
+    case DType::kI8:
+      panels.codes = PanelCodes::kBytes;
+      panels.bias = 128;
+      return panels;
+    case DType::kU8: panels.codes = PanelCodes::kBytes; return panels;
+    case DType::kI4:
+      panels.codes = PanelCodes::kBits4;
+      panels.bias = 8;
+      return panels;
+    case DType::kU4: panels.codes = PanelCodes::kBits4; return panels;
+    case DType::kF4E2M1:
+      panels.codes = PanelCodes::kBits4;
+      panels.values = PanelValues::kE2M1;
+      return panels;
+    case DType::kF8E4M3: panels.codes = PanelCodes::kE4M3; return panels;
+    default: return {};
+  }
+}
+
+std::optional<PanelScales> FieldOf(DType scale_dtype) {
+  switch (scale_dtype) {
+    case DType::kF16: return PanelScales::kF16;
+    case DType::kBF16: return PanelScales::kBF16;
+    case DType::kF32: return PanelScales::kF32;
+    case DType::kF8E8M0: return PanelScales::kE8M0;
+    case DType::kF8E4M3: return PanelScales::kE4M3;
+    default: return {};
+  }
+}
+
+}  // namespace
+
+size_t BitsOf(PanelCodes codes) {
+  switch (codes) {
+    case PanelCodes::kBits2: return 2;
+    case PanelCodes::kBits3: return 3;
+    case PanelCodes::kBits4: return 4;
+    case PanelCodes::kBits5: return 5;
+    case PanelCodes::kBits6: return 6;
+    case PanelCodes::kBytes:
+    case PanelCodes::kE4M3: return 8;
+    case PanelCodes::kBF16:
+    case PanelCodes::kF16: return 16;
+  }
+  return 0;
+}
+
+std::optional<PanelFormat> FindPanelFormat(const MatrixFormat& format, size_t rows, size_t cols) {
+  if (rows == 0 || cols == 0 || format.has_column_groups) return {};
+  if (IsGgmlBlock(format.dtype)) return GgmlPanels(format.dtype);
+  if (format.dtype == DType::kBF16 || format.dtype == DType::kF16) {
+    if (format.is_quantized()) return {};
+    PanelFormat panels;
+    panels.codes = format.dtype == DType::kBF16 ? PanelCodes::kBF16 : PanelCodes::kF16;
+    return panels;
+  }
+  std::optional<PanelFormat> panels = CodePanels(format);
+  if (!panels || !format.is_quantized()) return {};
+  if (format.scale_cols >= cols) {  // whole rows, whatever their type
+    if (format.has_zero) return {};
+    panels->scales = PanelScales::kRow;
+    return panels;
+  }
+  const bool is_whole_units = format.scale_cols % kUnitCols == 0;
+  if (!is_whole_units && format.scale_cols != 16) return {};
+  panels->group = format.scale_cols;
+  const bool is_shared = format.scale_rows % kPanelRows == 0 || format.scale_rows >= rows;
+  if (is_shared && is_whole_units && rows > 1) {
+    if (format.has_zero || format.has_tensor_scale) return {};
+    panels->scales = PanelScales::kGrid;
+    panels->block = panels->group;
+    return panels;
+  }
+  const std::optional<PanelScales> field = FieldOf(format.scale_dtype);
+  if (format.scale_rows != 1 || !field) return {};
+  if (format.has_tensor_scale && field != PanelScales::kE4M3) return {};
+  panels->scales = *field;
+  if (format.has_zero) panels->offsets = PanelOffsets::kZero;
+  // Fields of one byte a row fill a line with two groups.
+  const bool has_bytes =
+      field == PanelScales::kE8M0 || field == PanelScales::kE4M3 || format.has_zero;
+  panels->block = std::max<size_t>(panels->group, has_bytes ? 2 * kUnitCols : kUnitCols);
+  return panels;
+}
+
+PanelLayout LayoutOf(const PanelFormat& format, size_t cols) {
+  PanelLayout layout;
+  layout.blocks = (cols + format.block - 1) / format.block;
+  layout.cols = layout.blocks * format.block;
+  layout.block_groups = format.group == 0 ? 0 : format.block / format.group;
+  layout.unit_bytes = BitsOf(format.codes) * kWordBytes;
+  layout.code_bytes = format.block / kUnitCols * layout.unit_bytes;
+  size_t at = layout.code_bytes;
+  const auto field = [&](size_t bytes) {
+    const size_t start = at;
+    at += ToLines(bytes);
+    return start;
+  };
+  const size_t values = layout.block_groups * kPanelRows;
+  layout.scale_at = at;
+  bool is_super = false;
+  switch (format.scales) {
+    case PanelScales::kNone: break;
+    case PanelScales::kRow: layout.header_bytes = kPanelRows * sizeof(float); break;
+    case PanelScales::kGrid:
+      layout.header_bytes = ToLines(layout.blocks * layout.block_groups * sizeof(float));
+      break;
+    case PanelScales::kF16:
+    case PanelScales::kBF16: field(2 * values); break;
+    case PanelScales::kF32: field(4 * values); break;
+    case PanelScales::kE8M0: field(values); break;
+    case PanelScales::kE4M3:
+      layout.header_bytes = kLine;
+      field(values);
+      break;
+    case PanelScales::kSuperU8:
+    case PanelScales::kSuperI8:
+    case PanelScales::kSuperU4:
+      is_super = true;
+      field(values);
+      break;
+  }
+  layout.offset_at = at;
+  switch (format.offsets) {
+    case PanelOffsets::kNone: break;
+    case PanelOffsets::kF16: field(2 * values); break;
+    case PanelOffsets::kZero: field(values); break;
+    case PanelOffsets::kSuperMin:
+      if (format.scales == PanelScales::kSuperU4) {
+        layout.offset_at = layout.scale_at;
+      } else {
+        field(values);
+      }
+      break;
+  }
+  if (is_super) layout.d_at = field(2 * kPanelRows);
+  if (format.offsets == PanelOffsets::kSuperMin) layout.dmin_at = field(2 * kPanelRows);
+  layout.block_bytes = at;
+  layout.panel_bytes = layout.header_bytes + layout.blocks * layout.block_bytes;
+  return layout;
+}
+
+size_t PanelMatrixBytes(const PanelFormat& format, size_t rows, size_t cols) {
+  return NumPanels(rows) * LayoutOf(format, cols).panel_bytes;
+}
+
+}  // namespace switchyard::kernels
