@@ -1,0 +1,451 @@
+// Blocks of panels to the lines that products read: one word of 32 rows each, of the type that the
+// arithmetic takes. Compiled once per instruction set.
+//
+//   kInt8   word i of a unit: u8 codes (value + bias) of columns 4i .. 4i + 3       8 lines a unit
+//   kBF16   words 2i, 2i + 1: pairs of values {4i, 4i + 2}, {4i + 1, 4i + 3}       16 lines
+//   kF32    words 4i .. 4i + 3: one value each                                     32 lines
+#if defined(SWITCHYARD_KERNELS_PANELS_UNPACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SWITCHYARD_KERNELS_PANELS_UNPACK_INL_H_
+#undef SWITCHYARD_KERNELS_PANELS_UNPACK_INL_H_
+#else
+#define SWITCHYARD_KERNELS_PANELS_UNPACK_INL_H_
+#endif
+
+#include <cstdint>
+#include <hwy/highway.h>
+
+#include "kernels/load-inl.h"
+#include "kernels/panels/panel.h"
+#include "kernels/panels/rows.h"
+#include "kernels/panels/values.h"
+#include "switchyard/core/macros.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace switchyard::kernels::HWY_NAMESPACE {
+
+using DU32 = hn::RebindToUnsigned<DF>;
+using DI32 = hn::RebindToSigned<DF>;
+using DU16 = hn::Repartition<uint16_t, DF>;
+using DU8 = hn::Repartition<uint8_t, DF>;
+using VU32 = hn::Vec<DU32>;
+
+HWY_INLINE VU32 LoadWord(const uint8_t* unit, size_t word, size_t row) {
+  return hn::LoadU(DU32(), reinterpret_cast<const uint32_t*>(unit + word * kWordBytes) + row);
+}
+HWY_INLINE VU32 Masked(VU32 v, uint32_t mask) { return hn::And(v, hn::Set(DU32(), mask)); }
+
+// The codes of columns 4i .. 4i + 3 of a unit, one in each byte, of rows `row` and following.
+template <PanelCodes kCodes>
+HWY_INLINE VU32 CodesAt(const uint8_t* unit, size_t i, size_t row) {
+  if constexpr (kCodes == PanelCodes::kBytes) {
+    return LoadWord(unit, i, row);
+  } else if constexpr (kCodes == PanelCodes::kBits2 || kCodes == PanelCodes::kBits3) {
+    const VU32 two = LoadWord(unit, i / 4, row);
+    const VU32 low = Masked(hn::ShiftRightSame(two, static_cast<int>(2 * (i % 4))), 0x03030303u);
+    if constexpr (kCodes == PanelCodes::kBits2) return low;
+    const VU32 high = hn::ShiftRightSame(LoadWord(unit, 2, row), static_cast<int>(i));
+    return hn::Or(low, hn::ShiftLeft<2>(Masked(high, 0x01010101u)));
+  } else {
+    const VU32 four = LoadWord(unit, i % 4, row);
+    const VU32 low = Masked(i < 4 ? four : hn::ShiftRight<4>(four), 0x0f0f0f0fu);
+    if constexpr (kCodes == PanelCodes::kBits5) {
+      const VU32 high = hn::ShiftRightSame(LoadWord(unit, 4, row), static_cast<int>(i));
+      return hn::Or(low, hn::ShiftLeft<4>(Masked(high, 0x01010101u)));
+    } else if constexpr (kCodes == PanelCodes::kBits6) {
+      const VU32 high =
+          hn::ShiftRightSame(LoadWord(unit, 4 + i / 4, row), static_cast<int>(2 * (i % 4)));
+      return hn::Or(low, hn::ShiftLeft<4>(Masked(high, 0x03030303u)));
+    } else {
+      return low;
+    }
+  }
+}
+
+// Codes to unsigned bytes, value + bias.
+template <bool kHasTable>
+HWY_INLINE VU32 BytesOfCodes(VU32 codes, hn::Vec<DU8> table) {
+  if constexpr (!kHasTable) return codes;
+  return hn::BitCast(DU32(), hn::TableLookupBytes(table, hn::BitCast(DU8(), codes)));
+}
+
+// Byte b of each word.
+template <int kByte>
+HWY_INLINE VU32 ByteOf(VU32 words) {
+  if constexpr (kByte == 3) return hn::ShiftRight<24>(words);
+  if constexpr (kByte == 0) return Masked(words, 0xff);
+  return Masked(hn::ShiftRight<8 * (kByte == 3 ? 0 : kByte)>(words), 0xff);
+}
+
+HWY_INLINE VF E4M3Value(VU32 code) {
+  const DF df;
+  const DU32 du;
+  const VU32 magnitude = Masked(code, 0x7f);
+  // The bits of e4m3, moved to those of f32, lack 120 in the exponent; subnormals too.
+  VF value = hn::Mul(hn::BitCast(df, hn::ShiftLeft<20>(magnitude)), hn::Set(df, 0x1p120f));
+  value =
+      hn::IfThenElse(hn::RebindMask(df, hn::Eq(magnitude, hn::Set(du, 0x7f))), hn::NaN(df), value);
+  return hn::Or(value, hn::BitCast(df, hn::ShiftLeft<24>(Masked(code, 0x80))));
+}
+
+HWY_INLINE VF F16Value(VU32 bits) {
+  const DF df;
+  const VU32 magnitude = Masked(bits, 0x7fff);
+  VF value = hn::Mul(hn::BitCast(df, hn::ShiftLeft<13>(magnitude)), hn::Set(df, 0x1p112f));
+  const auto is_special =
+      hn::RebindMask(df, hn::Gt(magnitude, hn::Set(DU32(), 0x7bff)));  // infinity, NaN
+  const VF special =
+      hn::BitCast(df, hn::Or(hn::ShiftLeft<13>(magnitude), hn::Set(DU32(), 0x7f800000u)));
+  value = hn::IfThenElse(is_special, special, value);
+  return hn::Or(value, hn::BitCast(df, hn::ShiftLeft<16>(Masked(bits, 0x8000))));
+}
+
+// Values of 8-bit words: Of<b>(word) is the value of byte b.
+struct IntegerValues {
+  VF bias;
+  template <int kByte>
+  HWY_INLINE VF Of(VU32 words) const {
+    const DF df;
+    return hn::Sub(hn::ConvertTo(df, hn::BitCast(DI32(), ByteOf<kByte>(words))), bias);
+  }
+};
+struct E4M3Values {
+  template <int kByte>
+  HWY_INLINE VF Of(VU32 words) const {
+    return E4M3Value(ByteOf<kByte>(words));
+  }
+};
+
+HWY_INLINE void StoreWord(VU32 v, uint32_t* HWY_RESTRICT lines, size_t line, size_t row) {
+  hn::StoreU(v, DU32(), lines + line * kPanelRows + row);
+}
+HWY_INLINE void StoreWord(VF v, uint32_t* HWY_RESTRICT lines, size_t line, size_t row) {
+  StoreWord(hn::BitCast(DU32(), v), lines, line, row);
+}
+
+// Values that bf16 holds exactly, as a pair.
+HWY_INLINE VU32 Pair(VF low, VF high) {
+  const DU32 du;
+  return hn::Or(hn::ShiftRight<16>(hn::BitCast(du, low)),
+                Masked(hn::BitCast(du, high), 0xffff0000u));
+}
+
+template <PanelPath kPath, class Values>
+HWY_INLINE void StoreValues(VU32 words, const Values& values, size_t i, size_t row,
+                            uint32_t* HWY_RESTRICT lines) {
+  const VF v0 = values.template Of<0>(words);
+  const VF v1 = values.template Of<1>(words);
+  const VF v2 = values.template Of<2>(words);
+  const VF v3 = values.template Of<3>(words);
+  if constexpr (kPath == PanelPath::kF32) {
+    StoreWord(v0, lines, 4 * i, row);
+    StoreWord(v1, lines, 4 * i + 1, row);
+    StoreWord(v2, lines, 4 * i + 2, row);
+    StoreWord(v3, lines, 4 * i + 3, row);
+  } else {
+    StoreWord(Pair(v0, v2), lines, 2 * i, row);
+    StoreWord(Pair(v1, v3), lines, 2 * i + 1, row);
+  }
+}
+
+#undef SY_PANEL_LOOKUPS
+#if HWY_NATIVE_DOT_BF16 && HWY_MAX_BYTES == 64
+#define SY_PANEL_LOOKUPS 1
+#else
+#define SY_PANEL_LOOKUPS 0
+#endif
+
+#if SY_PANEL_LOOKUPS
+// bf16 of 16-bit lanes whose low bits are a code: one lookup in a register, without unpacking.
+struct ShortTable {
+  hn::Vec<DU16> first, second;  // codes 0 .. 31, 32 .. 63
+};
+HWY_INLINE ShortTable LoadShortTable(const uint16_t* table) {
+  const DU16 d;
+  return {hn::LoadU(d, table), hn::LoadU(d, table + 32)};
+}
+template <PanelCodes kCodes>
+HWY_INLINE VU32 Lookup(VU32 words, const ShortTable& table) {
+  const DU16 d;
+  const auto codes = hn::BitCast(d, words);
+  if constexpr (kCodes == PanelCodes::kBits6) {
+    const auto at = hn::IndicesFromVec(d, hn::And(codes, hn::Set(d, 63)));
+    return hn::BitCast(DU32(), hn::TwoTablesLookupLanes(d, table.first, table.second, at));
+  } else {
+    const auto at = hn::IndicesFromVec(d, hn::And(codes, hn::Set(d, 31)));
+    return hn::BitCast(DU32(), hn::TableLookupLanes(table.first, at));
+  }
+}
+HWY_INLINE VU32 ShiftShorts8(VU32 words) {
+  return hn::BitCast(DU32(), hn::ShiftRight<8>(hn::BitCast(DU16(), words)));
+}
+
+// e4m3 magnitudes 0 .. 127 as bf16.
+struct E4M3Table {
+  hn::Vec<DU16> part[4];
+};
+HWY_INLINE E4M3Table LoadE4M3Table() {
+  const DU16 d;
+  E4M3Table table;
+  for (size_t i = 0; i < 4; ++i) table.part[i] = hn::LoadU(d, kE4M3AsBF16.data() + 32 * i);
+  return table;
+}
+// Of the low bytes of 16-bit lanes.
+HWY_INLINE VU32 LookupE4M3(VU32 words, const E4M3Table& table) {
+  const DU16 d;
+  const auto codes = hn::BitCast(d, words);
+  const auto at = hn::IndicesFromVec(d, hn::And(codes, hn::Set(d, 63)));
+  const auto low = hn::TwoTablesLookupLanes(d, table.part[0], table.part[1], at);
+  const auto high = hn::TwoTablesLookupLanes(d, table.part[2], table.part[3], at);
+  const auto is_high = hn::TestBit(codes, hn::Set(d, 64));
+  const auto sign = hn::And(hn::ShiftLeft<8>(codes), hn::Set(d, 0x8000));
+  return hn::BitCast(DU32(), hn::Or(hn::IfThenElse(is_high, high, low), sign));
+}
+#endif
+
+// All words of a unit. `format` says what the template does not.
+template <PanelCodes kCodes, PanelPath kPath, bool kHasTable>
+HWY_INLINE void UnpackUnits(const PanelFormat& format, const uint8_t* HWY_RESTRICT unit,
+                            size_t units, uint32_t* HWY_RESTRICT lines) {
+  constexpr size_t kLines = kPath == PanelPath::kInt8 ? 8 : kPath == PanelPath::kBF16 ? 16 : 32;
+  constexpr size_t kUnitBytes = kWordBytes * (kCodes == PanelCodes::kBits2   ? 2
+                                              : kCodes == PanelCodes::kBits3 ? 3
+                                              : kCodes == PanelCodes::kBits4 ? 4
+                                              : kCodes == PanelCodes::kBits5 ? 5
+                                              : kCodes == PanelCodes::kBits6 ? 6
+                                                                             : 8);
+  const DF df;
+  const size_t lanes = hn::Lanes(df);
+  const auto bytes = hn::LoadDup128(DU8(), BytesTable(format));
+  const IntegerValues values{hn::Set(df, static_cast<float>(ByteBias(format)))};
+#if SY_PANEL_LOOKUPS
+  constexpr bool kLooksUp = kPath == PanelPath::kBF16 && kCodes != PanelCodes::kBytes;
+  ShortTable table;
+  if constexpr (kLooksUp) table = LoadShortTable(ShortValues(format));
+#endif
+  for (size_t u = 0; u < units; ++u, unit += kUnitBytes, lines += kLines * kPanelRows) {
+    for (size_t row = 0; row < kPanelRows; row += lanes) {
+      SY_UNROLL
+      for (size_t i = 0; i < 8; ++i) {
+        const VU32 codes = CodesAt<kCodes>(unit, i, row);
+#if SY_PANEL_LOOKUPS
+        if constexpr (kLooksUp) {
+          StoreWord(Lookup<kCodes>(codes, table), lines, 2 * i, row);
+          StoreWord(Lookup<kCodes>(ShiftShorts8(codes), table), lines, 2 * i + 1, row);
+          continue;
+        }
+#endif
+        const VU32 words = BytesOfCodes<kHasTable>(codes, bytes);
+        if constexpr (kPath == PanelPath::kInt8) {
+          StoreWord(words, lines, i, row);
+        } else {
+          StoreValues<kPath>(words, values, i, row, lines);
+        }
+      }
+    }
+  }
+}
+
+template <PanelPath kPath>
+HWY_INLINE void UnpackE4M3(const uint8_t* HWY_RESTRICT unit, size_t units,
+                           uint32_t* HWY_RESTRICT lines) {
+  constexpr size_t kLines = kPath == PanelPath::kBF16 ? 16 : 32;
+  const size_t lanes = hn::Lanes(DF());
+#if SY_PANEL_LOOKUPS
+  const E4M3Table table = LoadE4M3Table();
+#endif
+  for (size_t u = 0; u < units; ++u, unit += 8 * kWordBytes, lines += kLines * kPanelRows) {
+    for (size_t row = 0; row < kPanelRows; row += lanes) {
+      for (size_t i = 0; i < 8; ++i) {
+        const VU32 words = LoadWord(unit, i, row);
+#if SY_PANEL_LOOKUPS
+        if constexpr (kPath == PanelPath::kBF16) {
+          StoreWord(LookupE4M3(words, table), lines, 2 * i, row);
+          StoreWord(LookupE4M3(ShiftShorts8(words), table), lines, 2 * i + 1, row);
+          continue;
+        }
+#endif
+        StoreValues<kPath>(words, E4M3Values(), i, row, lines);
+      }
+    }
+  }
+}
+
+// 16-bit codes to f32.
+template <PanelCodes kCodes>
+HWY_INLINE void UnpackHalves(const uint8_t* HWY_RESTRICT unit, size_t units,
+                             uint32_t* HWY_RESTRICT lines) {
+  const DF df;
+  const auto low = [&](VU32 words) HWY_ATTR {
+    if constexpr (kCodes == PanelCodes::kBF16) return hn::BitCast(df, hn::ShiftLeft<16>(words));
+    return F16Value(Masked(words, 0xffff));
+  };
+  const auto high = [&](VU32 words) HWY_ATTR {
+    if constexpr (kCodes == PanelCodes::kBF16) return hn::BitCast(df, Masked(words, 0xffff0000u));
+    return F16Value(hn::ShiftRight<16>(words));
+  };
+  const size_t lanes = hn::Lanes(df);
+  for (size_t u = 0; u < units; ++u, unit += 16 * kWordBytes, lines += 32 * kPanelRows) {
+    for (size_t row = 0; row < kPanelRows; row += lanes) {
+      for (size_t i = 0; i < 8; ++i) {
+        const VU32 even = LoadWord(unit, 2 * i, row);
+        const VU32 odd = LoadWord(unit, 2 * i + 1, row);
+        StoreWord(low(even), lines, 4 * i, row);
+        StoreWord(low(odd), lines, 4 * i + 1, row);
+        StoreWord(high(even), lines, 4 * i + 2, row);
+        StoreWord(high(odd), lines, 4 * i + 3, row);
+      }
+    }
+  }
+}
+
+template <PanelPath kPath>
+HWY_INLINE void UnpackCodes(const PanelFormat& format, const uint8_t* unit, size_t units,
+                            uint32_t* lines) {
+  switch (format.codes) {
+    case PanelCodes::kBits2:
+      return UnpackUnits<PanelCodes::kBits2, kPath, false>(format, unit, units, lines);
+    case PanelCodes::kBits3:
+      return UnpackUnits<PanelCodes::kBits3, kPath, false>(format, unit, units, lines);
+    case PanelCodes::kBits4:
+      if (format.values == PanelValues::kLinear)
+        return UnpackUnits<PanelCodes::kBits4, kPath, false>(format, unit, units, lines);
+      return UnpackUnits<PanelCodes::kBits4, kPath, true>(format, unit, units, lines);
+    case PanelCodes::kBits5:
+      return UnpackUnits<PanelCodes::kBits5, kPath, false>(format, unit, units, lines);
+    case PanelCodes::kBits6:
+      return UnpackUnits<PanelCodes::kBits6, kPath, false>(format, unit, units, lines);
+    case PanelCodes::kBytes:
+      return UnpackUnits<PanelCodes::kBytes, kPath, false>(format, unit, units, lines);
+    case PanelCodes::kE4M3:
+      if constexpr (kPath != PanelPath::kInt8) UnpackE4M3<kPath>(unit, units, lines);
+      return;
+    case PanelCodes::kBF16:
+      if constexpr (kPath == PanelPath::kF32) UnpackHalves<PanelCodes::kBF16>(unit, units, lines);
+      return;
+    case PanelCodes::kF16:
+      if constexpr (kPath == PanelPath::kF32) UnpackHalves<PanelCodes::kF16>(unit, units, lines);
+      return;
+  }
+}
+
+// Scales of the groups of a block, and what is added: f32 [groups][32] each.
+struct GroupScales {
+  float* HWY_RESTRICT scales;
+  float* HWY_RESTRICT offsets;  // not written without PanelOffsets
+};
+
+HWY_INLINE VF LoadBytesF32(const uint8_t* p) {
+  const hn::Rebind<uint8_t, DF> d8;
+  return hn::ConvertTo(DF(), hn::PromoteTo(DI32(), hn::LoadU(d8, p)));
+}
+HWY_INLINE VF LoadSignedBytesF32(const uint8_t* p) {
+  const hn::Rebind<int8_t, DF> d8;
+  return hn::ConvertTo(
+      DF(), hn::PromoteTo(DI32(), hn::BitCast(d8, hn::LoadU(hn::Rebind<uint8_t, DF>(), p))));
+}
+HWY_INLINE VF LoadE8M0(const uint8_t* p) {
+  const DF df;
+  const DU32 du;
+  const VU32 code = hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint8_t, DF>(), p));
+  VU32 bits = hn::ShiftLeft<23>(code);
+  bits = hn::IfThenElse(hn::Eq(code, hn::Zero(du)), hn::Set(du, 0x00400000u), bits);
+  bits = hn::IfThenElse(hn::Eq(code, hn::Set(du, 255)), hn::Set(du, 0x7fc00000u), bits);
+  return hn::BitCast(df, bits);
+}
+HWY_INLINE VF LoadF16(const uint8_t* p) {
+  return LoadF32(DF(), reinterpret_cast<const hwy::float16_t*>(p));
+}
+
+// Of one group: rows `row` and following.
+template <PanelScales kScales>
+HWY_INLINE VF ScaleVector(const uint8_t* field, const uint8_t* d, size_t at, size_t row,
+                          float tensor) {
+  const DF df;
+  switch (kScales) {
+    case PanelScales::kF16: return LoadF16(field + 2 * at);
+    case PanelScales::kBF16:
+      return LoadF32(df, reinterpret_cast<const hwy::bfloat16_t*>(field + 2 * at));
+    case PanelScales::kF32: return LoadF32(df, reinterpret_cast<const float*>(field + 4 * at));
+    case PanelScales::kE8M0: return LoadE8M0(field + at);
+    case PanelScales::kE4M3:
+      return hn::Mul(
+          E4M3Value(hn::PromoteTo(DU32(), hn::LoadU(hn::Rebind<uint8_t, DF>(), field + at))),
+          hn::Set(df, tensor));
+    case PanelScales::kSuperU8: return hn::Mul(LoadBytesF32(field + at), LoadF16(d + 2 * row));
+    case PanelScales::kSuperI8:
+      return hn::Mul(LoadSignedBytesF32(field + at), LoadF16(d + 2 * row));
+    case PanelScales::kSuperU4: {
+      const VU32 both = hn::PromoteTo(DU32(), hn::LoadU(hn::Rebind<uint8_t, DF>(), field + at));
+      return hn::Mul(hn::ConvertTo(df, hn::BitCast(DI32(), Masked(both, 15))),
+                     LoadF16(d + 2 * row));
+    }
+    default: return hn::Set(df, 1.0f);
+  }
+}
+
+template <PanelScales kScales>
+HWY_INLINE void BlockScales(const PanelFormat& format, const PanelLayout& layout,
+                            const uint8_t* HWY_RESTRICT block, float tensor,
+                            const GroupScales& out) {
+  const DF df;
+  const size_t lanes = hn::Lanes(df);
+  const VF factor = hn::Set(df, TableFactor(format));
+  const uint8_t* field = block + layout.scale_at;
+  const uint8_t* offsets = block + layout.offset_at;
+  for (size_t g = 0; g < layout.block_groups; ++g) {
+    for (size_t row = 0; row < kPanelRows; row += lanes) {
+      const size_t at = g * kPanelRows + row;
+      const VF scale =
+          hn::Mul(ScaleVector<kScales>(field, block + layout.d_at, at, row, tensor), factor);
+      hn::StoreU(scale, df, out.scales + at);
+      switch (format.offsets) {
+        case PanelOffsets::kNone: break;
+        case PanelOffsets::kF16: hn::StoreU(LoadF16(offsets + 2 * at), df, out.offsets + at); break;
+        case PanelOffsets::kZero:
+          hn::StoreU(hn::Neg(hn::Mul(LoadBytesF32(offsets + at), scale)), df, out.offsets + at);
+          break;
+        case PanelOffsets::kSuperMin: {
+          VF min = LoadBytesF32(offsets + at);
+          if constexpr (kScales == PanelScales::kSuperU4) {
+            const VU32 both =
+                hn::PromoteTo(DU32(), hn::LoadU(hn::Rebind<uint8_t, DF>(), offsets + at));
+            min = hn::ConvertTo(df, hn::BitCast(DI32(), hn::ShiftRight<4>(both)));
+          }
+          hn::StoreU(hn::Neg(hn::Mul(min, LoadF16(block + layout.dmin_at + 2 * row))), df,
+                     out.offsets + at);
+          break;
+        }
+      }
+    }
+  }
+}
+
+HWY_INLINE void UnpackScales(const PanelFormat& format, const PanelLayout& layout,
+                             const uint8_t* block, float tensor, const GroupScales& out) {
+  switch (format.scales) {
+    case PanelScales::kF16:
+      return BlockScales<PanelScales::kF16>(format, layout, block, tensor, out);
+    case PanelScales::kBF16:
+      return BlockScales<PanelScales::kBF16>(format, layout, block, tensor, out);
+    case PanelScales::kF32:
+      return BlockScales<PanelScales::kF32>(format, layout, block, tensor, out);
+    case PanelScales::kE8M0:
+      return BlockScales<PanelScales::kE8M0>(format, layout, block, tensor, out);
+    case PanelScales::kE4M3:
+      return BlockScales<PanelScales::kE4M3>(format, layout, block, tensor, out);
+    case PanelScales::kSuperU8:
+      return BlockScales<PanelScales::kSuperU8>(format, layout, block, tensor, out);
+    case PanelScales::kSuperI8:
+      return BlockScales<PanelScales::kSuperI8>(format, layout, block, tensor, out);
+    case PanelScales::kSuperU4:
+      return BlockScales<PanelScales::kSuperU4>(format, layout, block, tensor, out);
+    case PanelScales::kNone:
+    case PanelScales::kRow:
+    case PanelScales::kGrid: return;  // in the header
+  }
+}
+
+}  // namespace switchyard::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggle
