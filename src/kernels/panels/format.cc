@@ -75,21 +75,6 @@ std::optional<PanelScales> FieldOf(DType scale_dtype) {
 
 }  // namespace
 
-size_t BitsOf(PanelCodes codes) {
-  switch (codes) {
-    case PanelCodes::kBits2: return 2;
-    case PanelCodes::kBits3: return 3;
-    case PanelCodes::kBits4: return 4;
-    case PanelCodes::kBits5: return 5;
-    case PanelCodes::kBits6: return 6;
-    case PanelCodes::kBytes:
-    case PanelCodes::kE4M3: return 8;
-    case PanelCodes::kBF16:
-    case PanelCodes::kF16: return 16;
-  }
-  return 0;
-}
-
 std::optional<PanelFormat> FindPanelFormat(const MatrixFormat& format, size_t rows, size_t cols) {
   if (rows == 0 || cols == 0 || format.has_column_groups) return {};
   if (IsGgmlBlock(format.dtype)) return GgmlPanels(format.dtype);
@@ -133,7 +118,7 @@ PanelLayout LayoutOf(const PanelFormat& format, size_t cols) {
   layout.blocks = (cols + format.block - 1) / format.block;
   layout.cols = layout.blocks * format.block;
   layout.block_groups = format.group == 0 ? 0 : format.block / format.group;
-  layout.unit_bytes = BitsOf(format.codes) * kWordBytes;
+  layout.unit_bytes = UnitWords(format.codes) * kWordBytes;
   layout.code_bytes = format.block / kUnitCols * layout.unit_bytes;
   size_t at = layout.code_bytes;
   const auto field = [&](size_t bytes) {

@@ -25,6 +25,7 @@ namespace switchyard::kernels::HWY_NAMESPACE {
 // Words follow each other in one accumulator per output: the order of a sum is that of the columns
 // for every height of the tile, which is what makes results independent of the batch.
 constexpr size_t kVecs = 2;
+constexpr size_t kPackedRows = 4;  // with codes that are unpacked in registers
 #if HWY_MAX_BYTES >= 64
 constexpr size_t kTileRows = 6;    // with scales: 12 sums of a segment, 12 of all, 2 weights
 constexpr size_t kPlainRows = 12;  // without: 24 + 2 + 1 of 32 registers
@@ -38,15 +39,16 @@ using VI32 = hn::Vec<DI32>;
 // One multiplication of a line by an activation word, and what its sums are.
 struct Int8Dot {
   using Sum = VI32;
-  static HWY_INLINE Sum Zero() { return hn::Zero(DI32()); }
   static HWY_INLINE Sum Load(const uint32_t* p) {
     return hn::LoadU(DI32(), reinterpret_cast<const int32_t*>(p));
   }
   static HWY_INLINE void Store(Sum sum, uint32_t* p) {
     hn::StoreU(sum, DI32(), reinterpret_cast<int32_t*>(p));
   }
-  static HWY_INLINE Sum Start(uint32_t start) {
-    return hn::Set(DI32(), static_cast<int32_t>(start));
+  static HWY_INLINE Sum Start(const uint8_t* row, size_t at) {
+    int32_t start;
+    std::memcpy(&start, row + at, sizeof(start));
+    return hn::Set(DI32(), start);
   }
   static HWY_INLINE VF Float(Sum sum) { return hn::ConvertTo(DF(), sum); }
   static HWY_INLINE Sum Add(VU32 line, uint32_t word, Sum sum) {
@@ -70,14 +72,13 @@ struct SmallInt8Dot : Int8Dot {
 };
 struct FloatSum {
   using Sum = VF;
-  static HWY_INLINE Sum Zero() { return hn::Zero(DF()); }
   static HWY_INLINE Sum Load(const uint32_t* p) {
     return hn::LoadU(DF(), reinterpret_cast<const float*>(p));
   }
   static HWY_INLINE void Store(Sum sum, uint32_t* p) {
     hn::StoreU(sum, DF(), reinterpret_cast<float*>(p));
   }
-  static HWY_INLINE Sum Start(uint32_t) { return Zero(); }
+  static HWY_INLINE Sum Start(const uint8_t*, size_t) { return hn::Zero(DF()); }
   static HWY_INLINE VF Float(Sum sum) { return sum; }
 };
 struct F32Dot : FloatSum {
@@ -97,68 +98,112 @@ struct BF16Dot : FloatSum {
 };
 #endif
 
+// Where the lines of a unit come from. At(unit, i, row): line i, rows `row` and following.
+template <PanelPath kPath>
+struct StoredLines {  // in memory, unpacked or in the panel
+  static constexpr size_t kWords = WordsOfUnit(kPath);
+  static constexpr size_t kUnitBytes = kWords * kWordBytes;
+  explicit StoredLines(const PanelFormat&) {}
+  HWY_INLINE VU32 At(const uint8_t* unit, size_t i, size_t row) const {
+    return LoadWord(unit, i, row);
+  }
+};
+
 // Columns of a panel that are multiplied at a time, all blocks whole.
 struct Chunk {
-  const uint8_t* lines = nullptr;  // of its first word, in the panel or unpacked
-  size_t block_words = 0;          // words that follow each other ..
-  size_t block_stride = 0;         // .. and the bytes from there to those of the next block
-  size_t first_segment = 0, segments = 0;
-  size_t first_group = 0;
-  size_t first_word = 0, words = 0;
+  const uint8_t* units = nullptr;  // the first one, in the panel or unpacked
+  size_t block_units = 0;          // units that follow each other ..
+  size_t block_skip = 0;           // .. and the bytes from there to those of the next block
+  size_t num_units = 0;
+  size_t first_col = 0;
   const float* scales = nullptr;   // [groups of the chunk][32]
   const float* offsets = nullptr;  // the same, or null
 };
 
 // Rows of activations and their sums so far.
 struct TileArgs {
+  const PanelFormat* format = nullptr;
   const std::byte* const* rows = nullptr;
   const PanelRowLayout* layout = nullptr;
   const Chunk* chunk = nullptr;
   uint32_t* sums = nullptr;  // [rows][32] f32, or i32 for whole rows of kInt8
 };
 
-template <size_t kRows>
-struct RowPointers {
-  HWY_INLINE RowPointers(const TileArgs& args, size_t at) {
-    SY_UNROLL
-    for (size_t m = 0; m < kRows; ++m)
-      words[m] = reinterpret_cast<const uint32_t*>(args.rows[m] + at);
+// The units of a chunk, in turn.
+class UnitWalk {
+ public:
+  HWY_INLINE UnitWalk(const Chunk& chunk, size_t unit_bytes)
+      : unit_(chunk.units), left_(chunk.block_units), chunk_(chunk), unit_bytes_(unit_bytes) {}
+  HWY_INLINE const uint8_t* unit() const { return unit_; }
+  HWY_INLINE void Next() {
+    unit_ += unit_bytes_;
+    if (--left_ == 0) {
+      left_ = chunk_.block_units;
+      unit_ += chunk_.block_skip;
+    }
   }
-  const uint32_t* words[kRows];
+
+ private:
+  const uint8_t* unit_;
+  size_t left_;
+  const Chunk& chunk_;
+  size_t unit_bytes_;
 };
 
-// sums += products of `count` words.
-template <class Dot, size_t kRows>
-HWY_INLINE void AddWords(const uint8_t* HWY_RESTRICT lines, size_t row,
-                         const uint32_t* const* HWY_RESTRICT words, size_t first, size_t count,
+HWY_INLINE uint32_t WordAt(const uint8_t* row, size_t at) {
+  uint32_t word;
+  std::memcpy(&word, row + at, sizeof(word));
+  return word;
+}
+
+// sums += products of the words [kFirst, kEnd) of a unit. at: bytes into a row where the unit is.
+template <class Dot, class Source, size_t kRows, size_t kFirst, size_t kEnd>
+HWY_INLINE void AddWords(const Source& source, const uint8_t* HWY_RESTRICT unit, size_t row,
+                         const uint8_t* const* HWY_RESTRICT rows, size_t at,
                          typename Dot::Sum* HWY_RESTRICT sums) {
-  const DU32 du;
-  const size_t lanes = hn::Lanes(du);
-  const auto* w = reinterpret_cast<const uint32_t*>(lines) + row;
-  for (size_t i = 0; i < count; ++i, w += kPanelRows) {
-    const VU32 w0 = hn::LoadU(du, w);
-    const VU32 w1 = hn::LoadU(du, w + lanes);
+  const size_t lanes = hn::Lanes(DU32());
+  const auto add = [&](size_t i) HWY_ATTR {
+    const VU32 w0 = source.At(unit, i, row);
+    const VU32 w1 = source.At(unit, i, row + lanes);
     SY_UNROLL
     for (size_t m = 0; m < kRows; ++m) {
-      const uint32_t a = words[m][first + i];
+      const uint32_t a = WordAt(rows[m], at + 4 * i);
       sums[kVecs * m] = Dot::Add(w0, a, sums[kVecs * m]);
       sums[kVecs * m + 1] = Dot::Add(w1, a, sums[kVecs * m + 1]);
     }
+  };
+  if constexpr (kEnd - kFirst <= 16) {
+    SY_UNROLL
+    for (size_t i = kFirst; i < kEnd; ++i) add(i);
+  } else {
+    for (size_t i = kFirst; i < kEnd; ++i) add(i);
   }
 }
 
+template <size_t kRows>
+HWY_INLINE void PointToRows(const TileArgs& args, const uint8_t** rows) {
+  SY_UNROLL
+  for (size_t m = 0; m < kRows; ++m) rows[m] = reinterpret_cast<const uint8_t*>(args.rows[m]);
+}
+
 // Whole rows of one scale: sums of words alone.
-template <class Dot, size_t kRows>
+template <class Dot, class Source, size_t kRows>
 HWY_INLINE void PlainTile(const TileArgs& args) {
   const Chunk& chunk = *args.chunk;
+  const Source source(*args.format);
   const size_t lanes = hn::Lanes(DU32());
-  const RowPointers<kRows> a(args, 0);
+  const uint8_t* rows[kRows];
+  PointToRows<kRows>(args, rows);
   for (size_t row = 0; row < kPanelRows; row += kVecs * lanes) {
     typename Dot::Sum sums[kRows * kVecs];
     SY_UNROLL
     for (size_t i = 0; i < kRows * kVecs; ++i)
       sums[i] = Dot::Load(args.sums + i / kVecs * kPanelRows + row + i % kVecs * lanes);
-    AddWords<Dot, kRows>(chunk.lines, row, a.words, chunk.first_word, chunk.words, sums);
+    UnitWalk walk(chunk, Source::kUnitBytes);
+    size_t at = chunk.first_col / kUnitCols * Source::kWords * 4;
+    for (size_t u = 0; u < chunk.num_units; ++u, at += 4 * Source::kWords, walk.Next()) {
+      AddWords<Dot, Source, kRows, 0, Source::kWords>(source, walk.unit(), row, rows, at, sums);
+    }
     SY_UNROLL
     for (size_t i = 0; i < kRows * kVecs; ++i)
       Dot::Store(sums[i], args.sums + i / kVecs * kPanelRows + row + i % kVecs * lanes);
@@ -170,19 +215,20 @@ HWY_INLINE void PlainTile(const TileArgs& args) {
 //   sum of a segment   s = start + words                      exact in i32, or f32
 //   sum of a group     t = s0 * scale0 + s1 * scale1 + ..     scales of the activations
 //   sum of the row     r = r + t * scale (+ offset * sum of the activations of the group)
-template <class Dot, size_t kRows>
+//
+// kSplit: segments of a unit, 2 for groups of 16 columns; else a segment is one unit or more.
+template <class Dot, class Source, size_t kRows, size_t kSplit>
 HWY_INLINE void GroupTile(const TileArgs& args) {
   const DF df;
   const Chunk& chunk = *args.chunk;
   const PanelRowLayout& layout = *args.layout;
+  const Source source(*args.format);
   const size_t lanes = hn::Lanes(df);
-  const RowPointers<kRows> a(args, 0);
-  const RowPointers<kRows> scale(args, layout.scales_at);
-  const RowPointers<kRows> start(args, layout.starts_at);
-  const RowPointers<kRows> sum(args, layout.sums_at);
-  const size_t per_group = layout.segments / layout.groups;
-  const size_t groups = chunk.segments / per_group;
-  const size_t segment_words = chunk.words / chunk.segments;
+  const uint8_t* rows[kRows];
+  PointToRows<kRows>(args, rows);
+  const size_t parts = layout.segments / layout.groups;  // segments of a group
+  const size_t segment_units = kSplit == 1 ? layout.segment / kUnitCols : 1;
+  const size_t groups = chunk.num_units * kUnitCols / layout.group();
   const auto broadcast = [df](uint32_t bits)
                              HWY_ATTR { return hn::BitCast(df, hn::Set(DU32(), bits)); };
   for (size_t row = 0; row < kPanelRows; row += kVecs * lanes) {
@@ -190,47 +236,88 @@ HWY_INLINE void GroupTile(const TileArgs& args) {
     SY_UNROLL
     for (size_t i = 0; i < kRows * kVecs; ++i)
       total[i] = FloatSum::Load(args.sums + i / kVecs * kPanelRows + row + i % kVecs * lanes);
-    const uint8_t* lines = chunk.lines;
-    size_t left = chunk.block_words;
-    size_t word = chunk.first_word;
-    size_t s = chunk.first_segment;
-    for (size_t g = 0; g < groups; ++g) {
-      VF t[kRows * kVecs];
-      for (size_t part = 0; part < per_group; ++part, ++s, word += segment_words) {
-        typename Dot::Sum sums[kRows * kVecs];
+    UnitWalk walk(chunk, Source::kUnitBytes);
+    size_t at = chunk.first_col / kUnitCols * Source::kWords * 4;
+    size_t s = chunk.first_col / layout.segment * 4;  // bytes
+    size_t sum_at = layout.sums_at + chunk.first_col / layout.group() * 4;
+    const float* scales = chunk.scales + row;
+    const float* offsets = chunk.offsets + row;
+
+    // Adds a segment to t: words [kFirst, kEnd) of each of its units.
+    const auto scale_sums = [&](bool is_first, const typename Dot::Sum* sums,
+                                VF* HWY_RESTRICT t) HWY_ATTR {
+      if (layout.has_scales) {
         SY_UNROLL
         for (size_t m = 0; m < kRows; ++m) {
-          sums[kVecs * m] = layout.has_starts ? Dot::Start(start.words[m][s]) : Dot::Zero();
-          sums[kVecs * m + 1] = sums[kVecs * m];
-        }
-        AddWords<Dot, kRows>(lines, row, a.words, word, segment_words, sums);
-        lines += segment_words * kWordBytes;
-        left -= segment_words;
-        if (left == 0) {
-          left = chunk.block_words;
-          lines += chunk.block_stride;
-        }
-        SY_UNROLL
-        for (size_t i = 0; i < kRows * kVecs; ++i) {
-          const VF value = Dot::Float(sums[i]);
-          if (!layout.has_scales) {
-            t[i] = part == 0 ? value : hn::Add(t[i], value);
-          } else {
-            const VF by = broadcast(scale.words[i / kVecs][s]);
-            t[i] = part == 0 ? hn::Mul(value, by) : hn::MulAdd(value, by, t[i]);
+          const VF by = broadcast(WordAt(rows[m], layout.scales_at + s));
+          SY_UNROLL
+          for (size_t v = kVecs * m; v < kVecs * (m + 1); ++v) {
+            const VF value = Dot::Float(sums[v]);
+            t[v] = is_first ? hn::Mul(value, by) : hn::MulAdd(value, by, t[v]);
           }
         }
+      } else {
+        SY_UNROLL
+        for (size_t v = 0; v < kRows * kVecs; ++v)
+          t[v] = is_first ? Dot::Float(sums[v]) : hn::Add(t[v], Dot::Float(sums[v]));
       }
-      const float* at = chunk.scales + g * kPanelRows + row;
+      s += 4;
+    };
+    const auto start_sums = [&](typename Dot::Sum* HWY_RESTRICT sums) HWY_ATTR {
       SY_UNROLL
-      for (size_t i = 0; i < kRows * kVecs; ++i)
-        total[i] = hn::MulAdd(t[i], hn::LoadU(df, at + i % kVecs * lanes), total[i]);
-      if (chunk.offsets == nullptr) continue;
-      at = chunk.offsets + g * kPanelRows + row;
+      for (size_t m = 0; m < kRows; ++m) {
+        sums[kVecs * m] = Dot::Start(rows[m], layout.starts_at + s);
+        sums[kVecs * m + 1] = sums[kVecs * m];
+      }
+    };
+    const auto finish_group = [&](const VF* HWY_RESTRICT t) HWY_ATTR {
+      const VF s0 = hn::LoadU(df, scales);
+      const VF s1 = hn::LoadU(df, scales + lanes);
+      scales += kPanelRows;
       SY_UNROLL
-      for (size_t i = 0; i < kRows * kVecs; ++i) {
-        total[i] = hn::MulAdd(hn::LoadU(df, at + i % kVecs * lanes),
-                              broadcast(sum.words[i / kVecs][chunk.first_group + g]), total[i]);
+      for (size_t m = 0; m < kRows; ++m) {
+        total[kVecs * m] = hn::MulAdd(t[kVecs * m], s0, total[kVecs * m]);
+        total[kVecs * m + 1] = hn::MulAdd(t[kVecs * m + 1], s1, total[kVecs * m + 1]);
+      }
+      if (chunk.offsets == nullptr) return;
+      const VF o0 = hn::LoadU(df, offsets);
+      const VF o1 = hn::LoadU(df, offsets + lanes);
+      offsets += kPanelRows;
+      SY_UNROLL
+      for (size_t m = 0; m < kRows; ++m) {
+        const VF sum = broadcast(WordAt(rows[m], sum_at));
+        total[kVecs * m] = hn::MulAdd(o0, sum, total[kVecs * m]);
+        total[kVecs * m + 1] = hn::MulAdd(o1, sum, total[kVecs * m + 1]);
+      }
+      sum_at += 4;
+    };
+
+    for (size_t g = 0; g < groups; g += kSplit) {
+      VF t[kRows * kVecs];
+      typename Dot::Sum sums[kRows * kVecs];
+      if constexpr (kSplit == 2) {
+        constexpr size_t kHalf = Source::kWords / 2;
+        start_sums(sums);
+        AddWords<Dot, Source, kRows, 0, kHalf>(source, walk.unit(), row, rows, at, sums);
+        scale_sums(true, sums, t);
+        finish_group(t);
+        start_sums(sums);
+        AddWords<Dot, Source, kRows, kHalf, Source::kWords>(source, walk.unit(), row, rows, at,
+                                                            sums);
+        scale_sums(true, sums, t);
+        finish_group(t);
+        walk.Next();
+        at += 4 * Source::kWords;
+      } else {
+        for (size_t part = 0; part < parts; ++part) {
+          start_sums(sums);
+          for (size_t u = 0; u < segment_units; ++u, at += 4 * Source::kWords, walk.Next()) {
+            AddWords<Dot, Source, kRows, 0, Source::kWords>(source, walk.unit(), row, rows, at,
+                                                            sums);
+          }
+          scale_sums(part == 0, sums, t);
+        }
+        finish_group(t);
       }
     }
     SY_UNROLL
@@ -239,23 +326,46 @@ HWY_INLINE void GroupTile(const TileArgs& args) {
   }
 }
 
-template <class Dot, bool kGroups, size_t kRows>
-HWY_INLINE void TileOfHeight(size_t rows, const TileArgs& args) {
-  if (rows == kRows) {
-    if constexpr (kGroups) return GroupTile<Dot, kRows>(args);
-    return PlainTile<Dot, kRows>(args);
-  }
-  if constexpr (kRows > 1) TileOfHeight<Dot, kGroups, kRows - 1>(rows, args);
+// How the sums of a product are made.
+enum class Shape : uint8_t { kPlain, kGroups, kHalfUnits };
+Shape ShapeOf(const PanelFormat& format, const PanelRowLayout& layout) {
+  if (format.group == 0 && !layout.has_scales) return Shape::kPlain;
+  return layout.segment < kUnitCols ? Shape::kHalfUnits : Shape::kGroups;
 }
 
-template <class Dot, bool kGroups>
-HWY_NOINLINE void AllTiles(const TileArgs& args, size_t num_rows) {
-  constexpr size_t kRows = kGroups ? kTileRows : kPlainRows;
+template <class Dot, class Source, Shape kShape, size_t kRows>
+HWY_INLINE void Tile(const TileArgs& args) {
+  if constexpr (kShape == Shape::kPlain) return PlainTile<Dot, Source, kRows>(args);
+  if constexpr (kShape == Shape::kGroups) return GroupTile<Dot, Source, kRows, 1>(args);
+  if constexpr (kShape == Shape::kHalfUnits) return GroupTile<Dot, Source, kRows, 2>(args);
+}
+
+template <class Dot, class Source, Shape kShape, size_t kRows>
+HWY_INLINE void TileOfHeight(size_t rows, const TileArgs& args) {
+  if (rows == kRows) return Tile<Dot, Source, kShape, kRows>(args);
+  if constexpr (kRows > 1) TileOfHeight<Dot, Source, kShape, kRows - 1>(rows, args);
+}
+
+// All rows in tiles of nearly the same height.
+template <class Dot, class Source, Shape kShape, size_t kRows>
+HWY_NOINLINE void TilesOf(const TileArgs& args, size_t num_rows) {
   TileArgs tile = args;
-  for (size_t m = 0; m < num_rows; m += kRows) {
+  size_t tiles = (num_rows + kRows - 1) / kRows;
+  for (size_t m = 0; m < num_rows; --tiles) {
+    const size_t rows = (num_rows - m + tiles - 1) / tiles;
     tile.rows = args.rows + m;
     tile.sums = args.sums + m * kPanelRows;
-    TileOfHeight<Dot, kGroups, kRows>(std::min(kRows, num_rows - m), tile);
+    TileOfHeight<Dot, Source, kShape, kRows>(rows, tile);
+    m += rows;
+  }
+}
+
+template <class Dot, class Source, size_t kRows, size_t kPlain>
+HWY_INLINE void AllTiles(const TileArgs& args, size_t num_rows) {
+  switch (ShapeOf(*args.format, *args.layout)) {
+    case Shape::kPlain: return TilesOf<Dot, Source, Shape::kPlain, kPlain>(args, num_rows);
+    case Shape::kGroups: return TilesOf<Dot, Source, Shape::kGroups, kRows>(args, num_rows);
+    case Shape::kHalfUnits: return TilesOf<Dot, Source, Shape::kHalfUnits, kRows>(args, num_rows);
   }
 }
 
@@ -264,19 +374,78 @@ bool HasSmallBytes(const PanelFormat& format) {
   return format.codes != PanelCodes::kBytes && format.values != PanelValues::kIq4Nl;
 }
 
-template <bool kGroups>
-HWY_INLINE void Tiles(const PanelFormat& format, const TileArgs& args, size_t num_rows) {
+// Products with codes as they lie in the panel, unpacked in registers: for few rows, which would
+// wait for a detour through memory. False if there is no such form.
+template <class Dot, PanelPath kPath>
+HWY_INLINE bool PackedTiles(const TileArgs& args, size_t num_rows) {
+  const PanelFormat& format = *args.format;
+  const bool has_table = format.values != PanelValues::kLinear;
+  switch (format.codes) {
+    case PanelCodes::kBits4:
+      if (has_table) {
+        AllTiles<Dot, PackedLines<PanelCodes::kBits4, kPath, true>, kPackedRows, kPackedRows>(
+            args, num_rows);
+      } else {
+        AllTiles<Dot, PackedLines<PanelCodes::kBits4, kPath, false>, kPackedRows, kPackedRows>(
+            args, num_rows);
+      }
+      return true;
+    case PanelCodes::kBits5:
+      AllTiles<Dot, PackedLines<PanelCodes::kBits5, kPath, false>, kPackedRows, kPackedRows>(
+          args, num_rows);
+      return true;
+    case PanelCodes::kBits6:
+      AllTiles<Dot, PackedLines<PanelCodes::kBits6, kPath, false>, kPackedRows, kPackedRows>(
+          args, num_rows);
+      return true;
+    default: return false;
+  }
+}
+
+HWY_INLINE void Tiles(const TileArgs& args, size_t num_rows) {
   switch (args.layout->path) {
     case PanelPath::kInt8:
-      if (HasSmallBytes(format)) return AllTiles<SmallInt8Dot, kGroups>(args, num_rows);
-      return AllTiles<Int8Dot, kGroups>(args, num_rows);
+      if (HasSmallBytes(*args.format))
+        return AllTiles<SmallInt8Dot, StoredLines<PanelPath::kInt8>, kTileRows, kPlainRows>(
+            args, num_rows);
+      return AllTiles<Int8Dot, StoredLines<PanelPath::kInt8>, kTileRows, kPlainRows>(args,
+                                                                                     num_rows);
     case PanelPath::kBF16:
 #if HWY_NATIVE_DOT_BF16
-      AllTiles<BF16Dot, kGroups>(args, num_rows);
+      AllTiles<BF16Dot, StoredLines<PanelPath::kBF16>, kTileRows, kPlainRows>(args, num_rows);
 #endif
       return;
-    case PanelPath::kF32: return AllTiles<F32Dot, kGroups>(args, num_rows);
+    case PanelPath::kF32:
+      return AllTiles<F32Dot, StoredLines<PanelPath::kF32>, kTileRows, kPlainRows>(args, num_rows);
   }
+}
+
+// The same where codes need not be unpacked first.
+bool TakesPacked(const PanelFormat& format, PanelPath path, size_t num_rows) {
+  if (num_rows > kPackedRows) return false;
+  const bool is_small = format.codes == PanelCodes::kBits4 || format.codes == PanelCodes::kBits5 ||
+                        format.codes == PanelCodes::kBits6;
+  if (path == PanelPath::kInt8) return is_small;
+  return path == PanelPath::kBF16 && SY_PANEL_LOOKUPS &&
+         (is_small || format.codes == PanelCodes::kE4M3);
+}
+
+HWY_INLINE void PackedTiles(const TileArgs& args, size_t num_rows) {
+  if (args.layout->path == PanelPath::kInt8) {
+    if (HasSmallBytes(*args.format)) {
+      PackedTiles<SmallInt8Dot, PanelPath::kInt8>(args, num_rows);
+    } else {
+      PackedTiles<Int8Dot, PanelPath::kInt8>(args, num_rows);
+    }
+    return;
+  }
+#if SY_PANEL_LOOKUPS
+  if (args.format->codes == PanelCodes::kE4M3) {
+    AllTiles<BF16Dot, PackedE4M3, kPackedRows, kPackedRows>(args, num_rows);
+  } else {
+    PackedTiles<BF16Dot, PanelPath::kBF16>(args, num_rows);
+  }
+#endif
 }
 
 // Codes that are lines already.
@@ -364,55 +533,47 @@ void Multiply(const PanelProduct& product) {
   if (format.scales == PanelScales::kE4M3) std::memcpy(&tensor, header, sizeof(tensor));
 
   Start(product, has_groups, sums);
-  const size_t word_cols = rows.path == PanelPath::kInt8   ? 4
-                           : rows.path == PanelPath::kBF16 ? 2
-                                                           : 1;
+  const bool is_packed = TakesPacked(format, rows.path, product.num_rows);
+  const size_t block_units = format.block / kUnitCols;
   for (size_t b = 0; b < layout.blocks; b += scratch.chunk_blocks) {
     const size_t count = std::min(scratch.chunk_blocks, layout.blocks - b);
-    const size_t first_col = b * format.block;
-    const size_t cols = count * format.block;
-    Chunk chunk;
-    chunk.first_word = first_col / word_cols;
-    chunk.words = cols / word_cols;
     const uint8_t* first = blocks + b * layout.block_bytes;
-    if (is_direct) {
-      chunk.lines = first;
-      chunk.block_words = format.block / word_cols;
-      chunk.block_stride = layout.block_bytes - layout.code_bytes;
+    Chunk chunk;
+    chunk.first_col = b * format.block;
+    chunk.num_units = count * block_units;
+    if (is_direct || is_packed) {
+      chunk.units = first;
+      chunk.block_units = block_units;
+      chunk.block_skip = layout.block_bytes - layout.code_bytes;
     } else {
-      chunk.lines = reinterpret_cast<const uint8_t*>(lines);
-      chunk.block_words = chunk.words;
-      const size_t units = format.block / kUnitCols;
-      const size_t block_lines = format.block / word_cols * kPanelRows;
-      if (layout.block_bytes == layout.code_bytes) {
-        UnpackLines(format, rows.path, first, units * count, lines);
+      chunk.units = reinterpret_cast<const uint8_t*>(lines);
+      chunk.block_units = chunk.num_units;
+      const size_t block_lines = block_units * WordsOfUnit(rows.path) * kPanelRows;
+      for (size_t i = 0; i < count; ++i)
+        UnpackLines(format, rows.path, first + i * layout.block_bytes, block_units,
+                    lines + i * block_lines);
+    }
+    if (has_groups) {
+      const size_t group = rows.group();
+      if (format.group == 0 || format.scales == PanelScales::kGrid) {
+        HeaderScales(format, header, chunk.first_col / group, chunk.num_units * kUnitCols / group,
+                     scales);
       } else {
-        for (size_t i = 0; i < count; ++i)
-          UnpackLines(format, rows.path, first + i * layout.block_bytes, units,
-                      lines + i * block_lines);
+        for (size_t i = 0; i < count; ++i) {
+          const size_t at = i * layout.block_groups * kPanelRows;
+          UnpackScales(format, layout, first + i * layout.block_bytes, tensor,
+                       {scales + at, offsets + at});
+        }
       }
+      chunk.scales = scales;
+      chunk.offsets = has_offsets ? offsets : nullptr;
     }
-    TileArgs args{product.rows, &rows, &chunk, sums};
-    if (!has_groups) {
-      Tiles<false>(format, args, product.num_rows);
-      continue;
-    }
-    chunk.first_segment = first_col / rows.segment;
-    chunk.segments = cols / rows.segment;
-    const size_t group = rows.group();
-    chunk.first_group = first_col / group;
-    if (format.group == 0 || format.scales == PanelScales::kGrid) {
-      HeaderScales(format, header, chunk.first_group, cols / group, scales);
+    const TileArgs args{&format, product.rows, &rows, &chunk, sums};
+    if (is_packed) {
+      PackedTiles(args, product.num_rows);
     } else {
-      for (size_t i = 0; i < count; ++i) {
-        const size_t at = i * layout.block_groups * kPanelRows;
-        UnpackScales(format, layout, first + i * layout.block_bytes, tensor,
-                     {scales + at, offsets + at});
-      }
+      Tiles(args, product.num_rows);
     }
-    chunk.scales = scales;
-    chunk.offsets = has_offsets ? offsets : nullptr;
-    Tiles<true>(format, args, product.num_rows);
   }
   Finish(product, has_groups, sums);
 }

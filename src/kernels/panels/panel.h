@@ -96,7 +96,21 @@ struct PanelFormat {
   friend bool operator==(const PanelFormat&, const PanelFormat&) = default;
 };
 
-size_t BitsOf(PanelCodes codes);
+// Words of a unit: bits of a code.
+constexpr size_t UnitWords(PanelCodes codes) {
+  switch (codes) {
+    case PanelCodes::kBits2: return 2;
+    case PanelCodes::kBits3: return 3;
+    case PanelCodes::kBits4: return 4;
+    case PanelCodes::kBits5: return 5;
+    case PanelCodes::kBits6: return 6;
+    case PanelCodes::kBytes:
+    case PanelCodes::kE4M3: return 8;
+    case PanelCodes::kBF16:
+    case PanelCodes::kF16: return 16;
+  }
+  return 0;
+}
 
 // The panels that hold matrices of this format with these sizes, or nothing if there are none: they
 // are multiplied as they lie. Codes and scales stay what they are, bit by bit.

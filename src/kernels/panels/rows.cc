@@ -187,7 +187,7 @@ PanelRowLayout RowLayoutOf(const PanelFormat& format, size_t cols, PanelPath pat
   layout.has_sums = format.offsets != PanelOffsets::kNone;
   if (path == PanelPath::kInt8) {
     layout.bias = ByteBias(format);
-    layout.has_starts = layout.bias != 0;
+    layout.has_starts = true;
   }
   const size_t bytes_per_col = path == PanelPath::kInt8 ? 1 : path == PanelPath::kBF16 ? 2 : 4;
   size_t at = ToLines(layout.padded_cols * bytes_per_col);
@@ -199,7 +199,9 @@ PanelRowLayout RowLayoutOf(const PanelFormat& format, size_t cols, PanelPath pat
   layout.scales_at = part(layout.has_scales, layout.segments);
   layout.starts_at = part(layout.has_starts, layout.segments);
   layout.sums_at = part(layout.has_sums, layout.groups);
-  layout.bytes = at;
+  // An odd number of cache lines: records that follow each other must not meet in one set of the
+  // first-level cache, where all rows of a tile are read side by side.
+  layout.bytes = at / 64 % 2 == 0 ? at + 64 : at;
   return layout;
 }
 

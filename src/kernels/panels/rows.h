@@ -18,6 +18,11 @@ enum class PanelPath : uint8_t {
   kF32    // a word is 1 column
 };
 
+// Words of 4 bytes that hold the activations of a unit of columns.
+constexpr size_t WordsOfUnit(PanelPath path) {
+  return path == PanelPath::kInt8 ? 8 : path == PanelPath::kBF16 ? 16 : 32;
+}
+
 // Of the CPU and --isa in force.
 bool HasPanelBF16();
 // Whether a path multiplies these codes. kInt8: not floats; kBF16: not f16, and HasPanelBF16.
@@ -33,7 +38,7 @@ struct PanelRowLayout {
   size_t segments = 0;
   size_t groups = 0;  // of the weights, 1 for whole rows
   bool has_scales = false;
-  bool has_starts = false;  // kInt8 and a bias of codes: -bias * sum of the codes of a segment
+  bool has_starts = false;  // kInt8: -bias * sum of the codes of a segment
   bool has_sums = false;    // the weights have offsets: sums of the values of a group
   uint8_t bias = 0;         // of the starts
   size_t scales_at = 0, starts_at = 0, sums_at = 0;

@@ -202,17 +202,52 @@ HWY_INLINE VU32 LookupE4M3(VU32 words, const E4M3Table& table) {
 }
 #endif
 
+// Lines of a unit that stays packed: see StoredLines in multiply.cc.
+template <PanelCodes kCodes, PanelPath kPath, bool kHasTable>
+struct PackedLines;
+
+template <PanelCodes kCodes, bool kHasTable>
+struct PackedLines<kCodes, PanelPath::kInt8, kHasTable> {
+  static constexpr size_t kWords = 8;
+  static constexpr size_t kUnitBytes = kWordBytes * UnitWords(kCodes);
+  explicit PackedLines(const PanelFormat& format)
+      : table(hn::LoadDup128(DU8(), BytesTable(format))) {}
+  HWY_INLINE VU32 At(const uint8_t* unit, size_t i, size_t row) const {
+    return BytesOfCodes<kHasTable>(CodesAt<kCodes>(unit, i, row), table);
+  }
+  hn::Vec<DU8> table;
+};
+
+#if SY_PANEL_LOOKUPS
+template <PanelCodes kCodes, bool kHasTable>
+struct PackedLines<kCodes, PanelPath::kBF16, kHasTable> {
+  static constexpr size_t kWords = 16;
+  static constexpr size_t kUnitBytes = kWordBytes * UnitWords(kCodes);
+  explicit PackedLines(const PanelFormat& format) : table(LoadShortTable(ShortValues(format))) {}
+  HWY_INLINE VU32 At(const uint8_t* unit, size_t i, size_t row) const {
+    const VU32 codes = CodesAt<kCodes>(unit, i / 2, row);
+    return Lookup<kCodes>(i % 2 == 0 ? codes : ShiftShorts8(codes), table);
+  }
+  ShortTable table;
+};
+struct PackedE4M3 {
+  static constexpr size_t kWords = 16;
+  static constexpr size_t kUnitBytes = kWordBytes * 8;
+  explicit PackedE4M3(const PanelFormat&) : table(LoadE4M3Table()) {}
+  HWY_INLINE VU32 At(const uint8_t* unit, size_t i, size_t row) const {
+    const VU32 codes = LoadWord(unit, i / 2, row);
+    return LookupE4M3(i % 2 == 0 ? codes : ShiftShorts8(codes), table);
+  }
+  E4M3Table table;
+};
+#endif
+
 // All words of a unit. `format` says what the template does not.
 template <PanelCodes kCodes, PanelPath kPath, bool kHasTable>
 HWY_INLINE void UnpackUnits(const PanelFormat& format, const uint8_t* HWY_RESTRICT unit,
                             size_t units, uint32_t* HWY_RESTRICT lines) {
   constexpr size_t kLines = kPath == PanelPath::kInt8 ? 8 : kPath == PanelPath::kBF16 ? 16 : 32;
-  constexpr size_t kUnitBytes = kWordBytes * (kCodes == PanelCodes::kBits2   ? 2
-                                              : kCodes == PanelCodes::kBits3 ? 3
-                                              : kCodes == PanelCodes::kBits4 ? 4
-                                              : kCodes == PanelCodes::kBits5 ? 5
-                                              : kCodes == PanelCodes::kBits6 ? 6
-                                                                             : 8);
+  constexpr size_t kUnitBytes = kWordBytes * UnitWords(kCodes);
   const DF df;
   const size_t lanes = hn::Lanes(df);
   const auto bytes = hn::LoadDup128(DU8(), BytesTable(format));
