@@ -38,6 +38,7 @@ using VI32 = hn::Vec<DI32>;
 
 // One multiplication of a line by an activation word, and what its sums are.
 struct Int8Dot {
+  static constexpr bool kIsInteger = true;
   using Sum = VI32;
   static HWY_INLINE Sum Load(const uint32_t* p) {
     return hn::LoadU(DI32(), reinterpret_cast<const int32_t*>(p));
@@ -71,6 +72,7 @@ struct SmallInt8Dot : Int8Dot {
 #endif
 };
 struct FloatSum {
+  static constexpr bool kIsInteger = false;
   using Sum = VF;
   static HWY_INLINE Sum Load(const uint32_t* p) {
     return hn::LoadU(DF(), reinterpret_cast<const float*>(p));
@@ -210,134 +212,181 @@ HWY_INLINE void PlainTile(const TileArgs& args) {
   }
 }
 
+// How the sums of a product are made.
+enum class Shape : uint8_t {
+  kPlain,      // whole rows of one scale
+  kHalfUnits,  // groups of 16 columns, each a segment
+  kUnits,      // groups of 32 columns, each a segment
+  kLong        // groups of several segments, or segments of several units
+};
+Shape ShapeOf(const PanelFormat& format, const PanelRowLayout& layout) {
+  if (format.group == 0 && !layout.has_scales) return Shape::kPlain;
+  if (layout.segment < kUnitCols) return Shape::kHalfUnits;
+  const bool is_unit = layout.segment == kUnitCols && layout.segments == layout.groups;
+  return is_unit && layout.has_scales == (layout.path == PanelPath::kInt8) ? Shape::kUnits
+                                                                           : Shape::kLong;
+}
+
 // Groups of columns:
 //
 //   sum of a segment   s = start + words                      exact in i32, or f32
 //   sum of a group     t = s0 * scale0 + s1 * scale1 + ..     scales of the activations
 //   sum of the row     r = r + t * scale (+ offset * sum of the activations of the group)
-//
-// kSplit: segments of a unit, 2 for groups of 16 columns; else a segment is one unit or more.
-template <class Dot, class Source, size_t kRows, size_t kSplit>
-HWY_INLINE void GroupTile(const TileArgs& args) {
-  const DF df;
-  const Chunk& chunk = *args.chunk;
-  const PanelRowLayout& layout = *args.layout;
-  const Source source(*args.format);
-  const size_t lanes = hn::Lanes(df);
-  const uint8_t* rows[kRows];
-  PointToRows<kRows>(args, rows);
-  const size_t parts = layout.segments / layout.groups;  // segments of a group
-  const size_t segment_units = kSplit == 1 ? layout.segment / kUnitCols : 1;
-  const size_t groups = chunk.num_units * kUnitCols / layout.group();
-  const auto broadcast = [df](uint32_t bits)
-                             HWY_ATTR { return hn::BitCast(df, hn::Set(DU32(), bits)); };
-  for (size_t row = 0; row < kPanelRows; row += kVecs * lanes) {
-    VF total[kRows * kVecs];
+template <class Dot, class Source, Shape kShape, size_t kRows>
+class GroupTile {
+ public:
+  HWY_INLINE explicit GroupTile(const TileArgs& args)
+      : args_(args), layout_(*args.layout), chunk_(*args.chunk), source_(*args.format) {
     SY_UNROLL
-    for (size_t i = 0; i < kRows * kVecs; ++i)
-      total[i] = FloatSum::Load(args.sums + i / kVecs * kPanelRows + row + i % kVecs * lanes);
-    UnitWalk walk(chunk, Source::kUnitBytes);
-    size_t at = chunk.first_col / kUnitCols * Source::kWords * 4;
-    size_t s = chunk.first_col / layout.segment * 4;  // bytes
-    size_t sum_at = layout.sums_at + chunk.first_col / layout.group() * 4;
-    const float* scales = chunk.scales + row;
-    const float* offsets = chunk.offsets + row;
+    for (size_t m = 0; m < kRows; ++m) rows_[m] = reinterpret_cast<const uint8_t*>(args.rows[m]);
+  }
 
-    // Adds a segment to t: words [kFirst, kEnd) of each of its units.
-    const auto scale_sums = [&](bool is_first, const typename Dot::Sum* sums,
-                                VF* HWY_RESTRICT t) HWY_ATTR {
-      if (layout.has_scales) {
-        SY_UNROLL
-        for (size_t m = 0; m < kRows; ++m) {
-          const VF by = broadcast(WordAt(rows[m], layout.scales_at + s));
-          SY_UNROLL
-          for (size_t v = kVecs * m; v < kVecs * (m + 1); ++v) {
-            const VF value = Dot::Float(sums[v]);
-            t[v] = is_first ? hn::Mul(value, by) : hn::MulAdd(value, by, t[v]);
-          }
-        }
-      } else {
-        SY_UNROLL
-        for (size_t v = 0; v < kRows * kVecs; ++v)
-          t[v] = is_first ? Dot::Float(sums[v]) : hn::Add(t[v], Dot::Float(sums[v]));
-      }
-      s += 4;
-    };
-    const auto start_sums = [&](typename Dot::Sum* HWY_RESTRICT sums) HWY_ATTR {
-      SY_UNROLL
-      for (size_t m = 0; m < kRows; ++m) {
-        sums[kVecs * m] = Dot::Start(rows[m], layout.starts_at + s);
-        sums[kVecs * m + 1] = sums[kVecs * m];
-      }
-    };
-    const auto finish_group = [&](const VF* HWY_RESTRICT t) HWY_ATTR {
-      const VF s0 = hn::LoadU(df, scales);
-      const VF s1 = hn::LoadU(df, scales + lanes);
-      scales += kPanelRows;
-      SY_UNROLL
-      for (size_t m = 0; m < kRows; ++m) {
-        total[kVecs * m] = hn::MulAdd(t[kVecs * m], s0, total[kVecs * m]);
-        total[kVecs * m + 1] = hn::MulAdd(t[kVecs * m + 1], s1, total[kVecs * m + 1]);
-      }
-      if (chunk.offsets == nullptr) return;
-      const VF o0 = hn::LoadU(df, offsets);
-      const VF o1 = hn::LoadU(df, offsets + lanes);
-      offsets += kPanelRows;
-      SY_UNROLL
-      for (size_t m = 0; m < kRows; ++m) {
-        const VF sum = broadcast(WordAt(rows[m], sum_at));
-        total[kVecs * m] = hn::MulAdd(o0, sum, total[kVecs * m]);
-        total[kVecs * m + 1] = hn::MulAdd(o1, sum, total[kVecs * m + 1]);
-      }
-      sum_at += 4;
-    };
+  HWY_INLINE void Run() const {
+    for (size_t row = 0; row < kPanelRows; row += kVecs * hn::Lanes(DF())) RunRows(row);
+  }
 
-    for (size_t g = 0; g < groups; g += kSplit) {
-      VF t[kRows * kVecs];
-      typename Dot::Sum sums[kRows * kVecs];
-      if constexpr (kSplit == 2) {
-        constexpr size_t kHalf = Source::kWords / 2;
-        start_sums(sums);
-        AddWords<Dot, Source, kRows, 0, kHalf>(source, walk.unit(), row, rows, at, sums);
-        scale_sums(true, sums, t);
-        finish_group(t);
-        start_sums(sums);
-        AddWords<Dot, Source, kRows, kHalf, Source::kWords>(source, walk.unit(), row, rows, at,
-                                                            sums);
-        scale_sums(true, sums, t);
-        finish_group(t);
-        walk.Next();
-        at += 4 * Source::kWords;
-      } else {
-        for (size_t part = 0; part < parts; ++part) {
-          start_sums(sums);
-          for (size_t u = 0; u < segment_units; ++u, at += 4 * Source::kWords, walk.Next()) {
-            AddWords<Dot, Source, kRows, 0, Source::kWords>(source, walk.unit(), row, rows, at,
-                                                            sums);
-          }
-          scale_sums(part == 0, sums, t);
+ private:
+  static constexpr size_t kSums = kRows * kVecs;
+  // int8 codes have scales in every shape, floats in none but kLong.
+  static constexpr bool kHasScales = Dot::kIsInteger;
+
+  HWY_INLINE VF Broadcast(size_t m, size_t at) const {
+    return hn::BitCast(DF(), hn::Set(DU32(), WordAt(rows_[m], at)));
+  }
+
+  HWY_INLINE void StartSums(size_t s, typename Dot::Sum* HWY_RESTRICT sums) const {
+    SY_UNROLL
+    for (size_t m = 0; m < kRows; ++m) {
+      sums[kVecs * m] = Dot::Start(rows_[m], layout_.starts_at + s);
+      sums[kVecs * m + 1] = sums[kVecs * m];
+    }
+  }
+
+  // total += offset * sum of the activations of the group.
+  HWY_INLINE void AddOffsets(size_t g, size_t row, size_t sum_at, VF* HWY_RESTRICT total) const {
+    const DF df;
+    const float* offsets = chunk_.offsets + g * kPanelRows + row;
+    const VF o0 = hn::LoadU(df, offsets);
+    const VF o1 = hn::LoadU(df, offsets + hn::Lanes(df));
+    SY_UNROLL
+    for (size_t m = 0; m < kRows; ++m) {
+      const VF sum = Broadcast(m, sum_at);
+      total[kVecs * m] = hn::MulAdd(o0, sum, total[kVecs * m]);
+      total[kVecs * m + 1] = hn::MulAdd(o1, sum, total[kVecs * m + 1]);
+    }
+  }
+
+  // A group that is one segment: total += sums * scale of the activations * scale.
+  HWY_INLINE void AddSegment(size_t g, size_t row, size_t s,
+                             const typename Dot::Sum* HWY_RESTRICT sums,
+                             VF* HWY_RESTRICT total) const {
+    const DF df;
+    const float* scales = chunk_.scales + g * kPanelRows + row;
+    const VF s0 = hn::LoadU(df, scales);
+    const VF s1 = hn::LoadU(df, scales + hn::Lanes(df));
+    SY_UNROLL
+    for (size_t m = 0; m < kRows; ++m) {
+      VF v0 = Dot::Float(sums[kVecs * m]);
+      VF v1 = Dot::Float(sums[kVecs * m + 1]);
+      if constexpr (kHasScales) {
+        const VF by = Broadcast(m, layout_.scales_at + s);
+        v0 = hn::Mul(v0, by);
+        v1 = hn::Mul(v1, by);
+      }
+      total[kVecs * m] = hn::MulAdd(v0, s0, total[kVecs * m]);
+      total[kVecs * m + 1] = hn::MulAdd(v1, s1, total[kVecs * m + 1]);
+    }
+  }
+
+  // The segments of one group of kLong.
+  HWY_INLINE void LongGroup(size_t g, size_t row, size_t parts, size_t segment_units, size_t& at,
+                            size_t& s, UnitWalk& walk, VF* HWY_RESTRICT total) const {
+    const DF df;
+    VF t[kSums];
+    for (size_t part = 0; part < parts; ++part, s += 4) {
+      typename Dot::Sum sums[kSums];
+      StartSums(s, sums);
+      for (size_t u = 0; u < segment_units; ++u, at += 4 * Source::kWords, walk.Next())
+        AddWords<Dot, Source, kRows, 0, Source::kWords>(source_, walk.unit(), row, rows_, at, sums);
+      SY_UNROLL
+      for (size_t m = 0; m < kRows; ++m) {
+        const VF by = layout_.has_scales ? Broadcast(m, layout_.scales_at + s) : hn::Set(df, 1.0f);
+        SY_UNROLL
+        for (size_t v = kVecs * m; v < kVecs * (m + 1); ++v) {
+          const VF value = Dot::Float(sums[v]);
+          t[v] = part == 0 ? hn::Mul(value, by) : hn::MulAdd(value, by, t[v]);
         }
-        finish_group(t);
       }
     }
+    const float* scales = chunk_.scales + g * kPanelRows + row;
     SY_UNROLL
-    for (size_t i = 0; i < kRows * kVecs; ++i)
-      FloatSum::Store(total[i], args.sums + i / kVecs * kPanelRows + row + i % kVecs * lanes);
+    for (size_t v = 0; v < kSums; ++v)
+      total[v] = hn::MulAdd(t[v], hn::LoadU(df, scales + v % kVecs * hn::Lanes(df)), total[v]);
   }
-}
 
-// How the sums of a product are made.
-enum class Shape : uint8_t { kPlain, kGroups, kHalfUnits };
-Shape ShapeOf(const PanelFormat& format, const PanelRowLayout& layout) {
-  if (format.group == 0 && !layout.has_scales) return Shape::kPlain;
-  return layout.segment < kUnitCols ? Shape::kHalfUnits : Shape::kGroups;
-}
+  // All groups for two vectors of weight rows.
+  HWY_INLINE void RunRows(size_t row) const {
+    const size_t lanes = hn::Lanes(DF());
+    const size_t segment_units = layout_.segment / kUnitCols;
+    const size_t parts = layout_.segments / layout_.groups;
+    const size_t groups = chunk_.num_units * kUnitCols / layout_.group();
+    const bool has_offsets = chunk_.offsets != nullptr;
+    constexpr size_t kHalf = Source::kWords / 2;
+    VF total[kSums];
+    SY_UNROLL
+    for (size_t i = 0; i < kSums; ++i)
+      total[i] = FloatSum::Load(args_.sums + i / kVecs * kPanelRows + row + i % kVecs * lanes);
+    UnitWalk walk(chunk_, Source::kUnitBytes);
+    size_t at = chunk_.first_col / kUnitCols * Source::kWords * 4;
+    size_t s = chunk_.first_col / layout_.segment * 4;  // bytes, as sum_at
+    size_t sum_at = layout_.sums_at + chunk_.first_col / layout_.group() * 4;
+    for (size_t g = 0; g < groups; ++g) {
+      if constexpr (kShape == Shape::kLong) {
+        LongGroup(g, row, parts, segment_units, at, s, walk, total);
+      } else {
+        typename Dot::Sum sums[kSums];
+        StartSums(s, sums);
+        if constexpr (kShape == Shape::kUnits) {
+          AddWords<Dot, Source, kRows, 0, Source::kWords>(source_, walk.unit(), row, rows_, at,
+                                                          sums);
+        } else {
+          AddWords<Dot, Source, kRows, 0, kHalf>(source_, walk.unit(), row, rows_, at, sums);
+          AddSegment(g, row, s, sums, total);
+          if (has_offsets) AddOffsets(g, row, sum_at, total);
+          ++g;
+          s += 4;
+          sum_at += 4;
+          StartSums(s, sums);
+          AddWords<Dot, Source, kRows, kHalf, Source::kWords>(source_, walk.unit(), row, rows_, at,
+                                                              sums);
+        }
+        AddSegment(g, row, s, sums, total);
+        s += 4;
+        at += 4 * Source::kWords;
+        walk.Next();
+      }
+      if (has_offsets) AddOffsets(g, row, sum_at, total);
+      sum_at += 4;
+    }
+    SY_UNROLL
+    for (size_t i = 0; i < kSums; ++i)
+      FloatSum::Store(total[i], args_.sums + i / kVecs * kPanelRows + row + i % kVecs * lanes);
+  }
+
+  const TileArgs& args_;
+  const PanelRowLayout& layout_;
+  const Chunk& chunk_;
+  const Source source_;
+  const uint8_t* rows_[kRows];
+};
 
 template <class Dot, class Source, Shape kShape, size_t kRows>
 HWY_INLINE void Tile(const TileArgs& args) {
-  if constexpr (kShape == Shape::kPlain) return PlainTile<Dot, Source, kRows>(args);
-  if constexpr (kShape == Shape::kGroups) return GroupTile<Dot, Source, kRows, 1>(args);
-  if constexpr (kShape == Shape::kHalfUnits) return GroupTile<Dot, Source, kRows, 2>(args);
+  if constexpr (kShape == Shape::kPlain) {
+    PlainTile<Dot, Source, kRows>(args);
+  } else {
+    GroupTile<Dot, Source, kShape, kRows>(args).Run();
+  }
 }
 
 template <class Dot, class Source, Shape kShape, size_t kRows>
@@ -364,7 +413,8 @@ template <class Dot, class Source, size_t kRows, size_t kPlain>
 HWY_INLINE void AllTiles(const TileArgs& args, size_t num_rows) {
   switch (ShapeOf(*args.format, *args.layout)) {
     case Shape::kPlain: return TilesOf<Dot, Source, Shape::kPlain, kPlain>(args, num_rows);
-    case Shape::kGroups: return TilesOf<Dot, Source, Shape::kGroups, kRows>(args, num_rows);
+    case Shape::kUnits: return TilesOf<Dot, Source, Shape::kUnits, kRows>(args, num_rows);
+    case Shape::kLong: return TilesOf<Dot, Source, Shape::kLong, kRows>(args, num_rows);
     case Shape::kHalfUnits: return TilesOf<Dot, Source, Shape::kHalfUnits, kRows>(args, num_rows);
   }
 }

@@ -183,7 +183,7 @@ PanelRowLayout RowLayoutOf(const PanelFormat& format, size_t cols, PanelPath pat
   layout.segment = std::min(own, group);
   layout.groups = layout.padded_cols / group;
   layout.segments = layout.padded_cols / layout.segment;
-  layout.has_scales = act_group != 0;
+  layout.has_scales = act_group != 0 || (path == PanelPath::kInt8 && format.group != 0);
   layout.has_sums = format.offsets != PanelOffsets::kNone;
   if (path == PanelPath::kInt8) {
     layout.bias = ByteBias(format);
@@ -223,6 +223,7 @@ void PackScaledRow(const PanelRowLayout& layout, const float* codes, const float
 void PackInt8Row(const PanelRowLayout& layout, const int8_t* codes, std::byte* out) noexcept {
   if (layout.cols != 0) std::memcpy(out, codes, layout.cols);
   std::memset(out + layout.cols, 0, layout.padded_cols - layout.cols);
+  if (layout.has_scales) std::fill_n(Floats(out + layout.scales_at), layout.segments, 1.0f);
   FinishInt8(layout, out);
 }
 

@@ -36,8 +36,8 @@ struct PanelRowLayout {
   size_t padded_cols = 0;  // zeros behind them
   size_t segment = 0;      // columns
   size_t segments = 0;
-  size_t groups = 0;  // of the weights, 1 for whole rows
-  bool has_scales = false;
+  size_t groups = 0;        // of the weights, 1 for whole rows
+  bool has_scales = false;  // of segments; those of kInt8 always have some if weights have groups
   bool has_starts = false;  // kInt8: -bias * sum of the codes of a segment
   bool has_sums = false;    // the weights have offsets: sums of the values of a group
   uint8_t bias = 0;         // of the starts

@@ -369,19 +369,20 @@ struct GroupScales {
   float* HWY_RESTRICT offsets;  // not written without PanelOffsets
 };
 
-HWY_INLINE VF LoadBytesF32(const uint8_t* p) {
-  const hn::Rebind<uint8_t, DF> d8;
-  return hn::ConvertTo(DF(), hn::PromoteTo(DI32(), hn::LoadU(d8, p)));
+HWY_INLINE VU32 LoadBytes(const uint8_t* p) {
+  return hn::PromoteTo(DU32(), hn::LoadU(hn::Rebind<uint8_t, DF>(), p));
 }
-HWY_INLINE VF LoadSignedBytesF32(const uint8_t* p) {
-  const hn::Rebind<int8_t, DF> d8;
-  return hn::ConvertTo(
-      DF(), hn::PromoteTo(DI32(), hn::BitCast(d8, hn::LoadU(hn::Rebind<uint8_t, DF>(), p))));
+HWY_INLINE VF BytesF32(const uint8_t* p) {
+  return hn::ConvertTo(DF(), hn::BitCast(DI32(), LoadBytes(p)));
+}
+HWY_INLINE VF SignedBytesF32(const uint8_t* p) {
+  const auto bytes = hn::LoadU(hn::Rebind<int8_t, DF>(), reinterpret_cast<const int8_t*>(p));
+  return hn::ConvertTo(DF(), hn::PromoteTo(DI32(), bytes));
 }
 HWY_INLINE VF LoadE8M0(const uint8_t* p) {
   const DF df;
   const DU32 du;
-  const VU32 code = hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint8_t, DF>(), p));
+  const VU32 code = LoadBytes(p);
   VU32 bits = hn::ShiftLeft<23>(code);
   bits = hn::IfThenElse(hn::Eq(code, hn::Zero(du)), hn::Set(du, 0x00400000u), bits);
   bits = hn::IfThenElse(hn::Eq(code, hn::Set(du, 255)), hn::Set(du, 0x7fc00000u), bits);
@@ -391,92 +392,104 @@ HWY_INLINE VF LoadF16(const uint8_t* p) {
   return LoadF32(DF(), reinterpret_cast<const hwy::float16_t*>(p));
 }
 
-// Of one group: rows `row` and following.
+// Scales and offsets of rows `row` and following, group by group.
 template <PanelScales kScales>
-HWY_INLINE VF ScaleVector(const uint8_t* field, const uint8_t* d, size_t at, size_t row,
-                          float tensor) {
-  const DF df;
-  switch (kScales) {
-    case PanelScales::kF16: return LoadF16(field + 2 * at);
-    case PanelScales::kBF16:
-      return LoadF32(df, reinterpret_cast<const hwy::bfloat16_t*>(field + 2 * at));
-    case PanelScales::kF32: return LoadF32(df, reinterpret_cast<const float*>(field + 4 * at));
-    case PanelScales::kE8M0: return LoadE8M0(field + at);
-    case PanelScales::kE4M3:
-      return hn::Mul(
-          E4M3Value(hn::PromoteTo(DU32(), hn::LoadU(hn::Rebind<uint8_t, DF>(), field + at))),
-          hn::Set(df, tensor));
-    case PanelScales::kSuperU8: return hn::Mul(LoadBytesF32(field + at), LoadF16(d + 2 * row));
-    case PanelScales::kSuperI8:
-      return hn::Mul(LoadSignedBytesF32(field + at), LoadF16(d + 2 * row));
-    case PanelScales::kSuperU4: {
-      const VU32 both = hn::PromoteTo(DU32(), hn::LoadU(hn::Rebind<uint8_t, DF>(), field + at));
-      return hn::Mul(hn::ConvertTo(df, hn::BitCast(DI32(), Masked(both, 15))),
-                     LoadF16(d + 2 * row));
+struct ScaleReader {
+  HWY_INLINE ScaleReader(const PanelLayout& layout, const uint8_t* HWY_RESTRICT block, size_t row,
+                         float tensor)
+      : field(block + layout.scale_at) {
+    if constexpr (kScales == PanelScales::kE4M3) {
+      d = hn::Set(DF(), tensor);
+    } else if constexpr (kScales == PanelScales::kSuperU8 || kScales == PanelScales::kSuperI8 ||
+                         kScales == PanelScales::kSuperU4) {
+      d = LoadF16(block + layout.d_at + 2 * row);
     }
-    default: return hn::Set(df, 1.0f);
   }
-}
+  HWY_INLINE VF At(size_t at) const {
+    const DF df;
+    if constexpr (kScales == PanelScales::kF16) return LoadF16(field + 2 * at);
+    if constexpr (kScales == PanelScales::kBF16)
+      return LoadF32(df, reinterpret_cast<const hwy::bfloat16_t*>(field + 2 * at));
+    if constexpr (kScales == PanelScales::kF32)
+      return LoadF32(df, reinterpret_cast<const float*>(field + 4 * at));
+    if constexpr (kScales == PanelScales::kE8M0) return LoadE8M0(field + at);
+    if constexpr (kScales == PanelScales::kE4M3)
+      return hn::Mul(E4M3Value(LoadBytes(field + at)), d);
+    if constexpr (kScales == PanelScales::kSuperU8) return hn::Mul(BytesF32(field + at), d);
+    if constexpr (kScales == PanelScales::kSuperI8) return hn::Mul(SignedBytesF32(field + at), d);
+    return hn::Mul(hn::ConvertTo(df, hn::BitCast(DI32(), Masked(LoadBytes(field + at), 15))), d);
+  }
+  const uint8_t* HWY_RESTRICT field;
+  VF d;
+};
 
-template <PanelScales kScales>
+template <PanelScales kScales, PanelOffsets kOffsets>
 HWY_INLINE void BlockScales(const PanelFormat& format, const PanelLayout& layout,
                             const uint8_t* HWY_RESTRICT block, float tensor,
                             const GroupScales& out) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   const VF factor = hn::Set(df, TableFactor(format));
-  const uint8_t* field = block + layout.scale_at;
-  const uint8_t* offsets = block + layout.offset_at;
-  for (size_t g = 0; g < layout.block_groups; ++g) {
-    for (size_t row = 0; row < kPanelRows; row += lanes) {
+  const uint8_t* HWY_RESTRICT offsets = block + layout.offset_at;
+  for (size_t row = 0; row < kPanelRows; row += lanes) {
+    const ScaleReader<kScales> reader(layout, block, row, tensor);
+    VF dmin;
+    if constexpr (kOffsets == PanelOffsets::kSuperMin)
+      dmin = hn::Neg(LoadF16(block + layout.dmin_at + 2 * row));
+    for (size_t g = 0; g < layout.block_groups; ++g) {
       const size_t at = g * kPanelRows + row;
-      const VF scale =
-          hn::Mul(ScaleVector<kScales>(field, block + layout.d_at, at, row, tensor), factor);
+      const VF scale = hn::Mul(reader.At(at), factor);
       hn::StoreU(scale, df, out.scales + at);
-      switch (format.offsets) {
-        case PanelOffsets::kNone: break;
-        case PanelOffsets::kF16: hn::StoreU(LoadF16(offsets + 2 * at), df, out.offsets + at); break;
-        case PanelOffsets::kZero:
-          hn::StoreU(hn::Neg(hn::Mul(LoadBytesF32(offsets + at), scale)), df, out.offsets + at);
-          break;
-        case PanelOffsets::kSuperMin: {
-          VF min = LoadBytesF32(offsets + at);
-          if constexpr (kScales == PanelScales::kSuperU4) {
-            const VU32 both =
-                hn::PromoteTo(DU32(), hn::LoadU(hn::Rebind<uint8_t, DF>(), offsets + at));
-            min = hn::ConvertTo(df, hn::BitCast(DI32(), hn::ShiftRight<4>(both)));
-          }
-          hn::StoreU(hn::Neg(hn::Mul(min, LoadF16(block + layout.dmin_at + 2 * row))), df,
-                     out.offsets + at);
-          break;
-        }
+      VF offset;
+      if constexpr (kOffsets == PanelOffsets::kNone) {
+        continue;
+      } else if constexpr (kOffsets == PanelOffsets::kF16) {
+        offset = LoadF16(offsets + 2 * at);
+      } else if constexpr (kOffsets == PanelOffsets::kZero) {
+        offset = hn::Neg(hn::Mul(BytesF32(offsets + at), scale));
+      } else if constexpr (kScales == PanelScales::kSuperU4) {
+        const VU32 mins = hn::ShiftRight<4>(LoadBytes(offsets + at));
+        offset = hn::Mul(hn::ConvertTo(df, hn::BitCast(DI32(), mins)), dmin);
+      } else {
+        offset = hn::Mul(BytesF32(offsets + at), dmin);
       }
+      hn::StoreU(offset, df, out.offsets + at);
     }
+  }
+}
+
+template <PanelScales kScales>
+HWY_INLINE void FieldScales(const PanelFormat& format, const PanelLayout& layout,
+                            const uint8_t* block, float tensor, const GroupScales& out) {
+  switch (format.offsets) {
+    case PanelOffsets::kNone:
+      return BlockScales<kScales, PanelOffsets::kNone>(format, layout, block, tensor, out);
+    case PanelOffsets::kF16:
+      return BlockScales<kScales, PanelOffsets::kF16>(format, layout, block, tensor, out);
+    case PanelOffsets::kZero:
+      return BlockScales<kScales, PanelOffsets::kZero>(format, layout, block, tensor, out);
+    case PanelOffsets::kSuperMin: SY_DCHECK(false && "mins without a super-block");
   }
 }
 
 HWY_INLINE void UnpackScales(const PanelFormat& format, const PanelLayout& layout,
                              const uint8_t* block, float tensor, const GroupScales& out) {
+  using S = PanelScales;
+  using O = PanelOffsets;
   switch (format.scales) {
-    case PanelScales::kF16:
-      return BlockScales<PanelScales::kF16>(format, layout, block, tensor, out);
-    case PanelScales::kBF16:
-      return BlockScales<PanelScales::kBF16>(format, layout, block, tensor, out);
-    case PanelScales::kF32:
-      return BlockScales<PanelScales::kF32>(format, layout, block, tensor, out);
-    case PanelScales::kE8M0:
-      return BlockScales<PanelScales::kE8M0>(format, layout, block, tensor, out);
-    case PanelScales::kE4M3:
-      return BlockScales<PanelScales::kE4M3>(format, layout, block, tensor, out);
-    case PanelScales::kSuperU8:
-      return BlockScales<PanelScales::kSuperU8>(format, layout, block, tensor, out);
-    case PanelScales::kSuperI8:
-      return BlockScales<PanelScales::kSuperI8>(format, layout, block, tensor, out);
-    case PanelScales::kSuperU4:
-      return BlockScales<PanelScales::kSuperU4>(format, layout, block, tensor, out);
-    case PanelScales::kNone:
-    case PanelScales::kRow:
-    case PanelScales::kGrid: return;  // in the header
+    case S::kF16: return FieldScales<S::kF16>(format, layout, block, tensor, out);
+    case S::kBF16: return FieldScales<S::kBF16>(format, layout, block, tensor, out);
+    case S::kF32: return FieldScales<S::kF32>(format, layout, block, tensor, out);
+    case S::kE8M0: return FieldScales<S::kE8M0>(format, layout, block, tensor, out);
+    case S::kE4M3: return FieldScales<S::kE4M3>(format, layout, block, tensor, out);
+    case S::kSuperU8:
+      return BlockScales<S::kSuperU8, O::kSuperMin>(format, layout, block, tensor, out);
+    case S::kSuperI8: return BlockScales<S::kSuperI8, O::kNone>(format, layout, block, tensor, out);
+    case S::kSuperU4:
+      return BlockScales<S::kSuperU4, O::kSuperMin>(format, layout, block, tensor, out);
+    case S::kNone:
+    case S::kRow:
+    case S::kGrid: return;  // in the header
   }
 }
 
