@@ -1,0 +1,292 @@
+#include "kernels/panels/pack.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/panels/pack.cc"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/highway.h>
+
+#include "kernels/panels/pack_blocks-inl.h"
+#include "switchyard/core/macros.h"
+
+#ifndef SWITCHYARD_KERNELS_PANELS_PACK_SOURCE_
+#define SWITCHYARD_KERNELS_PANELS_PACK_SOURCE_
+
+namespace switchyard::kernels {
+
+// The rows of a panel and where they go. Missing rows repeat the first one, and are set to zero
+// when all else is done.
+struct PanelSource {
+  const PanelFormat& format;
+  const PanelLayout& layout;
+  DType dtype;
+  size_t n;  // columns
+  std::array<const uint8_t*, kPanelRows> rows;
+  std::byte* out;
+
+  std::byte* Block(size_t i) const { return out + layout.header_bytes + i * layout.block_bytes; }
+  uint32_t* Unit(size_t i) const {
+    const size_t block_units = format.block / kUnitCols;
+    std::byte* unit = Block(i / block_units) + i % block_units * layout.unit_bytes;
+    return reinterpret_cast<uint32_t*>(unit);
+  }
+};
+
+}  // namespace switchyard::kernels
+#endif  // SWITCHYARD_KERNELS_PANELS_PACK_SOURCE_
+
+HWY_BEFORE_NAMESPACE();
+namespace switchyard::kernels::HWY_NAMESPACE {
+
+// Blocks of ggml, each kElements elements in kBytes bytes, by the function of one block.
+template <size_t kElements, size_t kBytes, class Pack>
+HWY_INLINE void EachPanelBlock(const PanelSource& from, const Pack& pack) {
+  const PanelLayout& layout = from.layout;
+  const size_t num_blocks = (from.n + kElements - 1) / kElements;
+  std::array<const uint8_t*, kPanelRows> rows = from.rows;
+  for (size_t i = 0; i < num_blocks; ++i) {
+    auto* block = reinterpret_cast<uint8_t*>(from.Block(i * kElements / from.format.block));
+    const size_t group = i * kElements % from.format.block / from.format.group;
+    uint8_t* scale = block + layout.scale_at + group * kPanelRows;  // of more bytes: one group
+    pack(rows.data(),
+         BlockOut{from.Unit(i * kElements / kUnitCols), scale, block + layout.offset_at,
+                  block + layout.d_at, block + layout.dmin_at});
+    for (const uint8_t*& row : rows) row += kBytes;
+  }
+}
+
+// Codes in units of kUnitWords words, by the function of one unit.
+template <size_t kUnitWords, class Store>
+HWY_INLINE void EachPanelUnit(const PanelSource& from, const Store& store) {
+  // A cache line of each row at a time: rows that lie a power of two apart have room for few lines.
+  constexpr size_t kLineWords = 16;
+  constexpr size_t kLineBytes = kLineWords * sizeof(uint32_t);
+  constexpr size_t kLineUnits = kLineWords / kUnitWords;
+  constexpr size_t kLineCols = kLineUnits * kUnitCols;
+  const size_t num_units = from.layout.cols / kUnitCols;
+  Word words[kLineWords];
+  for (size_t unit = 0, at = 0; unit < num_units; unit += kLineUnits, at += kLineBytes) {
+    const size_t first = unit * kUnitCols;
+    if (first + kLineCols <= from.n) {
+      LoadWords<kLineWords>(from.rows.data(), at, words);
+    } else {
+      uint8_t last[kPanelRows][kLineBytes] = {};
+      const uint8_t* rows[kPanelRows];
+      const size_t count = from.n > first ? from.n - first : 0;
+      const size_t bytes = BytesOf(from.dtype, count);
+      for (size_t r = 0; r < kPanelRows; ++r) {
+        if (count != 0) std::memcpy(last[r], from.rows[r] + at, bytes);
+        if (kUnitWords == 4 && count % 2 == 1) last[r][bytes - 1] &= 15;
+        rows[r] = last[r];
+      }
+      LoadWords<kLineWords>(rows, 0, words);
+    }
+    const size_t units = std::min(kLineUnits, num_units - unit);
+    for (size_t u = 0; u < units; ++u) store(words + u * kUnitWords, from.Unit(unit + u));
+  }
+}
+
+void PackCodes(const PanelSource& from) {
+  switch (from.dtype) {
+    case DType::kGgmlQ40:
+    case DType::kGgmlIq4Nl: return EachPanelBlock<32, 18>(from, PackQ40);
+    case DType::kGgmlQ41: return EachPanelBlock<32, 20>(from, PackQ41);
+    case DType::kGgmlQ50: return EachPanelBlock<32, 22>(from, PackQ50);
+    case DType::kGgmlQ51: return EachPanelBlock<32, 24>(from, PackQ51);
+    case DType::kGgmlQ80: return EachPanelBlock<32, 34>(from, PackQ80);
+    case DType::kGgmlMxFp4: return EachPanelBlock<32, 17>(from, PackMxFp4);
+    case DType::kGgmlQ2K: return EachPanelBlock<256, 84>(from, PackQ2K);
+    case DType::kGgmlQ3K: return EachPanelBlock<256, 110>(from, PackQ3K);
+    case DType::kGgmlQ4K: return EachPanelBlock<256, 144>(from, PackQ4K);
+    case DType::kGgmlQ5K: return EachPanelBlock<256, 176>(from, PackQ5K);
+    case DType::kGgmlQ6K: return EachPanelBlock<256, 210>(from, PackQ6K);
+    case DType::kGgmlIq4Xs: return EachPanelBlock<256, 136>(from, PackIq4Xs);
+    case DType::kBF16:
+    case DType::kF16: return EachPanelUnit<16>(from, StoreHalves);
+    case DType::kI8:
+    case DType::kU8:
+    case DType::kF8E4M3: {
+      const uint32_t flip = from.dtype == DType::kI8 ? 0x80808080u : 0;
+      return EachPanelUnit<8>(
+          from, [flip](const Word* q, uint32_t* out) HWY_ATTR { StoreCodeBytes(q, flip, out); });
+    }
+    case DType::kI4:
+    case DType::kU4:
+    case DType::kF4E2M1: {
+      const uint32_t flip = from.dtype == DType::kI4 ? 0x88888888u : 0;
+      return EachPanelUnit<4>(
+          from, [flip](const Word* q, uint32_t* out) HWY_ATTR { StoreCodeNibbles(q, flip, out); });
+    }
+    default: SY_CHECK(false && "a dtype that has panels");
+  }
+}
+
+}  // namespace switchyard::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace switchyard::kernels {
+namespace {
+
+HWY_EXPORT(PackCodes);
+
+// Bytes of one number of a field.
+size_t ScaleBytes(PanelScales scales) {
+  switch (scales) {
+    case PanelScales::kNone:
+    case PanelScales::kRow:
+    case PanelScales::kGrid: return 0;
+    case PanelScales::kF16:
+    case PanelScales::kBF16: return 2;
+    case PanelScales::kF32: return 4;
+    case PanelScales::kE8M0:
+    case PanelScales::kE4M3:
+    case PanelScales::kSuperU8:
+    case PanelScales::kSuperI8:
+    case PanelScales::kSuperU4: return 1;
+  }
+  return 0;
+}
+
+size_t OffsetBytes(PanelOffsets offsets) {
+  switch (offsets) {
+    case PanelOffsets::kNone: return 0;
+    case PanelOffsets::kF16: return 2;
+    case PanelOffsets::kZero:
+    case PanelOffsets::kSuperMin: return 1;
+  }
+  return 0;
+}
+
+bool IsSuper(PanelScales scales) {
+  return scales == PanelScales::kSuperU8 || scales == PanelScales::kSuperI8 ||
+         scales == PanelScales::kSuperU4;
+}
+
+float ScaleOfGroup(const CodeRow& row, size_t first) {
+  return first < row.n ? ScaleOfColumn(row, first) : 0.0f;
+}
+
+void PackHeader(const PanelSource& to, std::span<const CodeRow> rows) {
+  auto* header = reinterpret_cast<float*>(to.out);
+  std::fill_n(header, to.layout.header_bytes / sizeof(float), 0.0f);
+  switch (to.format.scales) {
+    case PanelScales::kRow:
+      for (size_t r = 0; r < rows.size(); ++r) header[r] = ScaleOfColumn(rows[r], 0);
+      break;
+    case PanelScales::kGrid:
+      for (size_t i = 0; i < to.layout.blocks * to.layout.block_groups; ++i)
+        header[i] = ScaleOfGroup(rows[0], i * to.format.group);
+      break;
+    case PanelScales::kE4M3: header[0] = rows[0].tensor_scale; break;
+    default: break;
+  }
+}
+
+// The numbers of all groups, kBytes each, from arrays that the rows have for them.
+template <size_t kBytes>
+void PackField(const PanelSource& to, const std::array<const uint8_t*, kPanelRows>& from,
+               size_t at) {
+  const size_t groups = to.layout.block_groups;
+  const size_t line = kBytes * kPanelRows;
+  for (size_t i = 0; i < to.layout.blocks * groups; ++i) {
+    auto* field = reinterpret_cast<uint8_t*>(to.Block(i / groups)) + at + i % groups * line;
+    if (i * to.format.group >= to.n) {
+      std::memset(field, 0, line);
+      continue;
+    }
+    for (size_t r = 0; r < kPanelRows; ++r)
+      std::memcpy(field + r * kBytes, from[r] + i * kBytes, kBytes);
+  }
+  if (groups * line % 64 == 0) return;
+  for (size_t i = 0; i < to.layout.blocks; ++i)  // the rest of the last line
+    std::memset(to.Block(i) + at + groups * line, 0, 64 - groups * line % 64);
+}
+
+// Scales and zero points of groups that the rows have beside their codes.
+void PackFields(const PanelSource& to, std::span<const CodeRow> rows) {
+  std::array<const uint8_t*, kPanelRows> from;
+  const auto each_row = [&](auto field) {
+    for (size_t r = 0; r < kPanelRows; ++r) {
+      const CodeRow& row = rows[r < rows.size() ? r : 0];
+      from[r] = static_cast<const uint8_t*>(field(row));
+    }
+  };
+  each_row([](const CodeRow& row) { return row.scale; });
+  switch (ScaleBytes(to.format.scales)) {
+    case 1: PackField<1>(to, from, to.layout.scale_at); break;
+    case 2: PackField<2>(to, from, to.layout.scale_at); break;
+    case 4: PackField<4>(to, from, to.layout.scale_at); break;
+    default: break;
+  }
+  if (to.format.offsets != PanelOffsets::kZero) return;
+  each_row([](const CodeRow& row) { return static_cast<const void*>(row.zero); });
+  PackField<1>(to, from, to.layout.offset_at);
+}
+
+// Word i of a unit whose codes are all of value 0, or 0 if there is no such code.
+uint32_t ZeroWord(const PanelFormat& format, size_t i) {
+  if (format.values != PanelValues::kLinear) return 0;
+  const uint32_t bias = format.bias;
+  const auto bits = [](uint32_t code) { return code * 0xffffffffu; };
+  const auto pairs = [](uint32_t code) { return code * 0x55555555u; };
+  const auto nibbles = [](uint32_t code) { return code * 0x11111111u; };
+  switch (format.codes) {
+    case PanelCodes::kBits2: return pairs(bias);
+    case PanelCodes::kBits3: return i < 2 ? pairs(bias & 3) : bits(bias >> 2);
+    case PanelCodes::kBits4: return nibbles(bias);
+    case PanelCodes::kBits5: return i < 4 ? nibbles(bias & 15) : bits(bias >> 4);
+    case PanelCodes::kBits6: return i < 4 ? nibbles(bias & 15) : pairs(bias >> 4);
+    case PanelCodes::kBytes: return bias * 0x01010101u;
+    case PanelCodes::kE4M3:
+    case PanelCodes::kBF16:
+    case PanelCodes::kF16: return 0;
+  }
+  return 0;
+}
+
+// Rows first.. become 0.
+void ClearRows(const PanelSource& to, size_t first) {
+  const PanelLayout& layout = to.layout;
+  const size_t num_rows = kPanelRows - first;
+  for (size_t i = 0; i < layout.cols / kUnitCols; ++i) {
+    for (size_t w = 0; w < BitsOf(to.format.codes); ++w)
+      std::fill_n(to.Unit(i) + w * kPanelRows + first, num_rows, ZeroWord(to.format, w));
+  }
+  for (size_t i = 0; i < layout.blocks; ++i) {
+    const auto clear = [&](size_t at, size_t groups, size_t bytes) {
+      for (size_t g = 0; g < groups; ++g)
+        std::memset(to.Block(i) + at + (g * kPanelRows + first) * bytes, 0, num_rows * bytes);
+    };
+    clear(layout.scale_at, layout.block_groups, ScaleBytes(to.format.scales));
+    clear(layout.offset_at, layout.block_groups, OffsetBytes(to.format.offsets));
+    if (IsSuper(to.format.scales)) clear(layout.d_at, 1, 2);
+    if (to.format.offsets == PanelOffsets::kSuperMin) clear(layout.dmin_at, 1, 2);
+  }
+}
+
+}  // namespace
+
+void PackPanel(const PanelFormat& format, const PanelLayout& layout, std::span<const CodeRow> rows,
+               std::byte* out) noexcept {
+  SY_DCHECK(!rows.empty() && rows.size() <= kPanelRows && rows[0].n <= layout.cols);
+  PanelSource source{format, layout, rows[0].dtype, rows[0].n, {}, out};
+  for (size_t r = 0; r < kPanelRows; ++r)
+    source.rows[r] = static_cast<const uint8_t*>(rows[r < rows.size() ? r : 0].q);
+  PackHeader(source, rows);
+  if (IsGgmlBlock(source.dtype)) {
+    // Blocks of several of ggml's have codes whose 0 is 0 (MXFP4).
+    const bool is_partial = (source.n + format.block - 1) / format.block * format.block != source.n;
+    if (is_partial) std::memset(source.Block(layout.blocks - 1), 0, layout.block_bytes);
+  } else {
+    PackFields(source, rows);
+  }
+  HWY_DYNAMIC_DISPATCH(PackCodes)(source);
+  if (rows.size() < kPanelRows) ClearRows(source, rows.size());
+}
+
+}  // namespace switchyard::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,154 @@
+// What a panel holds, read one number at a time by the definition in panel.h.
+#include <cstring>
+
+#include "kernels/ggml/grids.h"
+#include "kernels/panels/pack.h"
+#include "switchyard/core/small_floats.h"
+
+namespace switchyard::kernels {
+namespace {
+
+// One element of a panel.
+class PanelNumber {
+ public:
+  PanelNumber(const PanelFormat& format, const PanelLayout& layout, const std::byte* panel,
+              size_t row, size_t col)
+      : format_(format), layout_(layout), panel_(panel), row_(row), col_(col) {
+    block_ = panel + layout.header_bytes + col / format.block * layout.block_bytes;
+    unit_ = block_ + col % format.block / kUnitCols * layout.unit_bytes;
+    if (format.group != 0) group_ = col % format.block / format.group;
+  }
+
+  // What the code stands for; exact.
+  float Value() const {
+    switch (format_.codes) {
+      case PanelCodes::kBF16: return ToFloat(BF16{HalfOfUnit()});
+      case PanelCodes::kF16: return ToFloat(F16{HalfOfUnit()});
+      case PanelCodes::kE4M3: return DecodeE4M3(static_cast<uint8_t>(Code()));
+      default: break;
+    }
+    const uint32_t code = Code();
+    switch (format_.values) {
+      case PanelValues::kLinear:
+        return static_cast<float>(static_cast<int>(code) - static_cast<int>(format_.bias));
+      case PanelValues::kIq4Nl: return static_cast<float>(ggml::kIq4Values[code]);
+      case PanelValues::kE2M1: return 0.5f * static_cast<float>(ggml::kE2M1Doubled[code]);
+    }
+    return 0.0f;
+  }
+
+  float Scale() const {
+    const size_t at = layout_.scale_at;
+    switch (format_.scales) {
+      case PanelScales::kNone: return 1.0f;
+      case PanelScales::kRow: return Read<float>(panel_, row_);
+      case PanelScales::kGrid: return Read<float>(panel_, col_ / format_.group);
+      case PanelScales::kF16: return ToFloat(InField<F16>(at));
+      case PanelScales::kBF16: return ToFloat(InField<BF16>(at));
+      case PanelScales::kF32: return InField<float>(at);
+      case PanelScales::kE8M0: return DecodeE8M0(InField<uint8_t>(at));
+      case PanelScales::kE4M3: return DecodeE4M3(InField<uint8_t>(at)) * Read<float>(panel_, 0);
+      case PanelScales::kSuperU8: return OfBlock(layout_.d_at) * InField<uint8_t>(at);
+      case PanelScales::kSuperI8: return OfBlock(layout_.d_at) * InField<int8_t>(at);
+      case PanelScales::kSuperU4:
+        return OfBlock(layout_.d_at) * static_cast<float>(InField<uint8_t>(at) & 15);
+    }
+    return 1.0f;
+  }
+
+  float Zero() const {
+    if (format_.offsets != PanelOffsets::kZero) return 0.0f;
+    return static_cast<float>(InField<uint8_t>(layout_.offset_at));
+  }
+
+  // The offset of ggml's formats.
+  bool has_added() const {
+    return format_.offsets == PanelOffsets::kF16 || format_.offsets == PanelOffsets::kSuperMin;
+  }
+  float Added() const {
+    if (format_.offsets == PanelOffsets::kF16) return ToFloat(InField<F16>(layout_.offset_at));
+    const uint8_t byte = InField<uint8_t>(layout_.offset_at);
+    const int min = format_.scales == PanelScales::kSuperU4 ? byte >> 4 : byte;
+    return -(OfBlock(layout_.dmin_at) * static_cast<float>(min));
+  }
+
+  // With the operations, and their order, of DecodeRow.
+  float Decoded() const {
+    if (format_.scales == PanelScales::kNone) return Value();
+    if (has_added()) return Value() * Scale() + Added();
+    return (Value() - Zero()) * Scale();
+  }
+
+ private:
+  template <class T>
+  static T Read(const std::byte* from, size_t i) {
+    T value;
+    std::memcpy(&value, from + i * sizeof(T), sizeof(T));
+    return value;
+  }
+  template <class T>
+  T InField(size_t at) const {
+    return Read<T>(block_ + at, group_ * kPanelRows + row_);
+  }
+  // A number of the row for the whole block.
+  float OfBlock(size_t at) const { return ToFloat(Read<F16>(block_ + at, row_)); }
+
+  uint32_t ByteOfWord(size_t word, size_t byte) const {
+    return Read<uint8_t>(unit_ + word * kWordBytes, row_ * 4 + byte);
+  }
+  uint32_t Code() const {
+    const size_t c = col_ % kUnitCols;
+    const size_t b = c % 4;
+    const auto bits = [](uint32_t byte, size_t from, uint32_t count) {
+      return (byte >> from) & ((1u << count) - 1);
+    };
+    const auto nibble = [&] { return bits(ByteOfWord(c % 16 / 4, b), c / 16 * 4, 4); };
+    const auto pair = [&](size_t word) {
+      return bits(ByteOfWord(word + c / 16, b), c % 16 / 4 * 2, 2);
+    };
+    const auto bit = [&](size_t word) { return bits(ByteOfWord(word, b), c / 4, 1); };
+    switch (format_.codes) {
+      case PanelCodes::kBits2: return pair(0);
+      case PanelCodes::kBits3: return pair(0) | bit(2) << 2;
+      case PanelCodes::kBits4: return nibble();
+      case PanelCodes::kBits5: return nibble() | bit(4) << 4;
+      case PanelCodes::kBits6: return nibble() | pair(4) << 4;
+      case PanelCodes::kBytes:
+      case PanelCodes::kE4M3: return ByteOfWord(c / 4, b);
+      case PanelCodes::kBF16:
+      case PanelCodes::kF16: break;
+    }
+    return 0;
+  }
+  uint16_t HalfOfUnit() const {
+    const size_t c = col_ % kUnitCols;
+    const std::byte* word = unit_ + (c / 4 * 2 + c % 2) * kWordBytes;
+    return Read<uint16_t>(word, row_ * 2 + c % 4 / 2);
+  }
+
+  const PanelFormat& format_;
+  const PanelLayout& layout_;
+  const std::byte* panel_;
+  size_t row_;
+  size_t col_;
+  const std::byte* block_;
+  const std::byte* unit_;
+  size_t group_ = 0;
+};
+
+}  // namespace
+
+void DecodePanelRow(const PanelFormat& format, const PanelLayout& layout, const std::byte* panel,
+                    size_t row, size_t n, float* out) noexcept {
+  for (size_t k = 0; k < n; ++k) out[k] = PanelNumber(format, layout, panel, row, k).Decoded();
+}
+
+double PanelElement(const PanelFormat& format, const PanelLayout& layout, const std::byte* panel,
+                    size_t row, size_t col) {
+  const PanelNumber number(format, layout, panel, row, col);
+  const bool is_super = layout.d_at != 0;
+  if (is_super || number.has_added()) return double{number.Decoded()};
+  return (double{number.Value()} - double{number.Zero()}) * double{number.Scale()};
+}
+
+}  // namespace switchyard::kernels
