@@ -68,7 +68,7 @@ bool IsRight(const PanelFormat& format, const PanelLayout& layout, const std::by
 void RunPack(benchmark::State& state, const MatrixFormat& matrix_format) {
   const size_t row_bytes = BytesOf(matrix_format.dtype, kInputs);
   const size_t rows = kSourceBytes / row_bytes / kPanelRows * kPanelRows;
-  const PanelFormat format = *FindPanelFormat(matrix_format, rows, kInputs);
+  const PanelFormat format = *FindPanelFormat(matrix_format, kInputs);
   const PanelLayout layout = LayoutOf(format, kInputs);
   MappedMemory source(rows * row_bytes, "a benchmark");
   MappedMemory panels(PanelMatrixBytes(format, rows, kInputs), "a benchmark");

@@ -177,7 +177,7 @@ void CheckPadding(const PanelFormat& format, const PanelLayout& layout, const st
 
 void CheckPanels(const MatrixFormat& matrix_format, const RandomMatrix& matrix, size_t rows,
                  size_t cols) {
-  const auto format = FindPanelFormat(matrix_format, rows, cols);
+  const auto format = FindPanelFormat(matrix_format, cols);
   ASSERT_TRUE(format.has_value());
   const PanelLayout layout = LayoutOf(*format, cols);
   ASSERT_GE(layout.cols, cols);
@@ -213,7 +213,7 @@ TEST(PackPanel, EveryFormatComesBackBitByBit) {
     for (const MatrixFormat& format : AllFormats()) {
       for (size_t rows : {1u, 31u, 33u}) {
         for (size_t cols : SomeColumns(format)) {
-          if (!FindPanelFormat(format, rows, cols)) continue;
+          if (!FindPanelFormat(format, cols)) continue;
           SCOPED_TRACE(NameOf(format, rows, cols));
           const RandomMatrix matrix(format, rows, cols, random);
           CheckPanels(format, matrix, rows, cols);
@@ -229,7 +229,7 @@ TEST(PackPanel, SizesOfModels) {
   for (const MatrixFormat& format : AllFormats()) {
     const size_t cols = DTypeBlock(format.dtype) == 256 ? 2816 : 2880;
     SCOPED_TRACE(NameOf(format, 32, cols));
-    if (!FindPanelFormat(format, 32, cols)) continue;
+    if (!FindPanelFormat(format, cols)) continue;
     const RandomMatrix matrix(format, 32, cols, random);
     CheckPanels(format, matrix, 32, cols);
     if (HasFatalFailure()) return;
@@ -245,7 +245,7 @@ TEST(PackPanel, ExtremeCodes) {
       if (format.dtype == DType::kGgmlMxFp4 && byte == 0xff) continue;
       RandomMatrix matrix(format, 32, cols, random);
       std::ranges::fill(matrix.codes(), byte);
-      if (!FindPanelFormat(format, 32, cols)) continue;
+      if (!FindPanelFormat(format, cols)) continue;
       CheckPanels(format, matrix, 32, cols);
       if (HasFatalFailure()) return;
     }
@@ -258,7 +258,7 @@ TEST(PackPanel, WordsOfBytesAndNibblesAndHalves) {
   for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i);
   const float scale = 1.0f;
   const auto pack = [&](DType dtype, const MatrixFormat& matrix_format) {
-    const auto format = FindPanelFormat(matrix_format, 32, 32);
+    const auto format = FindPanelFormat(matrix_format, 32);
     const PanelLayout layout = LayoutOf(*format, 32);
     std::vector<CodeRow> rows(32);
     for (CodeRow& row : rows) {
@@ -270,9 +270,9 @@ TEST(PackPanel, WordsOfBytesAndNibblesAndHalves) {
     }
     GuardedBuffer<std::byte> panel(layout.panel_bytes);
     PackPanel(*format, layout, rows, panel.data());
-    std::vector<uint32_t> words(BitsOf(format->codes));
+    std::vector<uint32_t> words(UnitWords(format->codes));
     for (size_t i = 0; i < words.size(); ++i)  // of row 3
-      std::memcpy(&words[i], panel.data() + layout.header_bytes + i * kWordBytes + 12, 4);
+      std::memcpy(&words[i], panel.data() + layout.units_at + i * kWordBytes + 12, 4);
     return words;
   };
   const auto bytes = pack(DType::kU8, Scaled(DType::kU8, DType::kF32, 1, 32));
@@ -290,36 +290,34 @@ TEST(PackPanel, WordsOfBytesAndNibblesAndHalves) {
 }
 
 TEST(FindPanelFormat, WhatHasNoPanels) {
-  EXPECT_FALSE(FindPanelFormat(Plain(DType::kF32), 64, 64));
-  EXPECT_FALSE(FindPanelFormat(Plain(DType::kI8), 64, 64));
-  EXPECT_FALSE(FindPanelFormat(Plain(DType::kBF16), 0, 64));
-  EXPECT_FALSE(FindPanelFormat(Plain(DType::kBF16), 64, 0));
-  EXPECT_FALSE(FindPanelFormat(Scaled(DType::kBF16, DType::kF32, 1, 32), 64, 64));
+  EXPECT_FALSE(FindPanelFormat(Plain(DType::kF32), 64));
+  EXPECT_FALSE(FindPanelFormat(Plain(DType::kI8), 64));
+  EXPECT_FALSE(FindPanelFormat(Plain(DType::kBF16), 0));
+  EXPECT_FALSE(FindPanelFormat(Scaled(DType::kBF16, DType::kF32, 1, 32), 64));
   for (DType dtype : {DType::kGgmlIq3S, DType::kGgmlIq2Xxs, DType::kGgmlIq1S, DType::kGgmlTq10})
-    EXPECT_FALSE(FindPanelFormat(Plain(dtype), 64, 256)) << DTypeName(dtype);
+    EXPECT_FALSE(FindPanelFormat(Plain(dtype), 256)) << DTypeName(dtype);
   // Groups of 24 columns, scales of 8 rows, of whole rows with zero points.
-  EXPECT_FALSE(FindPanelFormat(Scaled(DType::kI8, DType::kF32, 1, 24), 64, 64));
-  EXPECT_FALSE(FindPanelFormat(Scaled(DType::kI8, DType::kF32, 8, 32), 64, 64));
-  EXPECT_FALSE(FindPanelFormat(Scaled(DType::kU4, DType::kF32, 1, kAll, true), 64, 64));
-  EXPECT_FALSE(FindPanelFormat(Scaled(DType::kU4, DType::kF32, 128, 32, true), 64, 64));
+  EXPECT_FALSE(FindPanelFormat(Scaled(DType::kI8, DType::kF32, 1, 24), 64));
+  EXPECT_FALSE(FindPanelFormat(Scaled(DType::kI8, DType::kF32, 8, 32), 64));
+  EXPECT_FALSE(FindPanelFormat(Scaled(DType::kU4, DType::kF32, 1, kAll, true), 64));
+  EXPECT_FALSE(FindPanelFormat(Scaled(DType::kU4, DType::kF32, 128, 32, true), 64));
   // A scale of the tensor beside others than e4m3.
-  EXPECT_FALSE(FindPanelFormat(Scaled(DType::kI4, DType::kF16, 1, 32, false, true), 64, 64));
+  EXPECT_FALSE(FindPanelFormat(Scaled(DType::kI4, DType::kF16, 1, 32, false, true), 64));
   MatrixFormat by_column = Scaled(DType::kI4, DType::kF16, 1, 32);
   by_column.has_column_groups = true;
-  EXPECT_FALSE(FindPanelFormat(by_column, 64, 64));
+  EXPECT_FALSE(FindPanelFormat(by_column, 64));
 }
 
 TEST(FindPanelFormat, KindsOfScales) {
-  const auto scales = [](const MatrixFormat& format, size_t rows) {
-    return FindPanelFormat(format, rows, 256)->scales;
+  const auto scales = [](const MatrixFormat& format) {
+    return FindPanelFormat(format, 256)->scales;
   };
-  EXPECT_EQ(scales(Plain(DType::kBF16), 64), PanelScales::kNone);
-  EXPECT_EQ(scales(Scaled(DType::kI8, DType::kF32, 1, 256), 64), PanelScales::kRow);
-  EXPECT_EQ(scales(Scaled(DType::kF8E4M3, DType::kF32, 64, 256), 64), PanelScales::kRow);
-  EXPECT_EQ(scales(Scaled(DType::kF8E4M3, DType::kF32, 128, 128), 64), PanelScales::kGrid);
-  EXPECT_EQ(scales(Scaled(DType::kI4, DType::kBF16, 1, 32), 64), PanelScales::kBF16);
-  EXPECT_EQ(scales(Scaled(DType::kI4, DType::kBF16, 1, 32), 1), PanelScales::kBF16);
-  EXPECT_EQ(scales(Scaled(DType::kF4E2M1, DType::kF8E4M3, 1, 16), 64), PanelScales::kE4M3);
+  EXPECT_EQ(scales(Plain(DType::kBF16)), PanelScales::kNone);
+  EXPECT_EQ(scales(Scaled(DType::kI8, DType::kF32, 1, 256)), PanelScales::kRow);
+  EXPECT_EQ(scales(Scaled(DType::kF8E4M3, DType::kF32, 64, 256)), PanelScales::kRow);
+  EXPECT_EQ(scales(Scaled(DType::kF8E4M3, DType::kF32, 128, 128)), PanelScales::kGrid);
+  EXPECT_EQ(scales(Scaled(DType::kI4, DType::kBF16, 1, 32)), PanelScales::kBF16);
+  EXPECT_EQ(scales(Scaled(DType::kF4E2M1, DType::kF8E4M3, 1, 16)), PanelScales::kE4M3);
 }
 
 struct BlockSize {
@@ -339,7 +337,7 @@ TEST(LayoutOf, BytesOfOneBlock) {
       {Plain(DType::kGgmlQ51), 32, kPanelRows * 24},
       {Plain(DType::kGgmlQ80), 32, kPanelRows * 34},
       {Plain(DType::kGgmlIq4Nl), 32, kPanelRows * 18},
-      {Plain(DType::kGgmlMxFp4), 64, kPanelRows * 34},
+      {Plain(DType::kGgmlMxFp4), 32, kPanelRows * 17},
       {Plain(DType::kGgmlQ2K), 256, kPanelRows * 84},
       {Plain(DType::kGgmlQ3K), 256, kPanelRows * (96 + 16 + 2)},
       {Plain(DType::kGgmlQ4K), 256, 4736},
@@ -348,30 +346,29 @@ TEST(LayoutOf, BytesOfOneBlock) {
       {Plain(DType::kGgmlIq4Xs), 256, kPanelRows * (128 + 8 + 2)},
       {Scaled(DType::kI4, DType::kF16, 1, 32), 32, kPanelRows * 18},
       {Scaled(DType::kI8, DType::kF32, 1, 32), 32, kPanelRows * 36},
-      {Scaled(DType::kU4, DType::kF16, 1, 128, true), 128, kPanelRows * (64 + 2) + 64},
+      {Scaled(DType::kU4, DType::kF16, 1, 128, true), 128, kPanelRows * (64 + 2 + 1)},
       {Scaled(DType::kU4, DType::kBF16, 1, 16), 32, kPanelRows * 20},
-      {Scaled(DType::kF4E2M1, DType::kF8E8M0, 1, 32), 64, kPanelRows * 34},
-      {Scaled(DType::kF4E2M1, DType::kF8E4M3, 1, 16), 64, kPanelRows * 36},
-      {Scaled(DType::kF8E4M3, DType::kF8E8M0, 1, 96), 96, kPanelRows * 96 + 64},
+      {Scaled(DType::kF4E2M1, DType::kF8E8M0, 1, 32), 32, kPanelRows * 17},
+      {Scaled(DType::kF4E2M1, DType::kF8E4M3, 1, 16), 32, kPanelRows * 18},
+      {Scaled(DType::kF8E4M3, DType::kF8E8M0, 1, 96), 96, kPanelRows * 97},
       {Scaled(DType::kF8E4M3, DType::kF32, 128, 128), 128, kPanelRows * 128},
       {Scaled(DType::kI8, DType::kF32, 1, kAll), 32, kPanelRows * 32},
   };
   for (const BlockSize& size : sizes) {
     SCOPED_TRACE(NameOf(size.format, 64, size.cols));
-    const auto format = FindPanelFormat(size.format, 64, 1024);
+    const auto format = FindPanelFormat(size.format, 1024);
     ASSERT_TRUE(format.has_value());
     EXPECT_EQ(format->block, size.cols);
-    const PanelLayout layout = LayoutOf(*format, 1024);
-    EXPECT_EQ(layout.block_bytes, size.bytes);
-    EXPECT_EQ(layout.blocks, CeilDiv(1024, size.cols));
-    EXPECT_EQ(layout.panel_bytes, layout.header_bytes + layout.blocks * layout.block_bytes);
-    EXPECT_EQ(layout.panel_bytes % 64, 0u);
+    // Eight blocks, so that all fields are whole cache lines.
+    const PanelLayout layout = LayoutOf(*format, 8 * size.cols);
+    EXPECT_EQ(layout.panel_bytes, layout.header_bytes + 8 * size.bytes);
+    EXPECT_EQ(layout.panel_bytes, layout.units_at + layout.num_units() * layout.unit_bytes);
   }
 }
 
 TEST(LayoutOf, Headers) {
   const auto header = [](const MatrixFormat& format, size_t cols) {
-    return LayoutOf(*FindPanelFormat(format, 64, cols), cols).header_bytes;
+    return LayoutOf(*FindPanelFormat(format, cols), cols).header_bytes;
   };
   EXPECT_EQ(header(Plain(DType::kBF16), 1024), 0u);
   EXPECT_EQ(header(Scaled(DType::kI8, DType::kF32, 1, kAll), 1024), 128u);
@@ -381,14 +378,16 @@ TEST(LayoutOf, Headers) {
   EXPECT_EQ(header(Scaled(DType::kF4E2M1, DType::kF8E8M0, 1, 32), 1024), 0u);
 }
 
-TEST(LayoutOf, ColumnsAreWholeBlocks) {
-  const PanelFormat mxfp4 = *FindPanelFormat(Plain(DType::kGgmlMxFp4), 64, 96);
+TEST(LayoutOf, ColumnsAreWholeBlocksAndFieldsWholeLines) {
+  const PanelFormat mxfp4 = *FindPanelFormat(Plain(DType::kGgmlMxFp4), 96);
   const PanelLayout layout = LayoutOf(mxfp4, 96);
-  EXPECT_EQ(layout.cols, 128u);
-  EXPECT_EQ(layout.blocks, 2u);
-  EXPECT_EQ(layout.block_groups, 2u);
-  EXPECT_EQ(PanelMatrixBytes(mxfp4, 33, 96), size_t{4} * 1088);
-  EXPECT_EQ(LayoutOf(*FindPanelFormat(Plain(DType::kBF16), 64, 1), 1).cols, 32u);
+  EXPECT_EQ(layout.cols, 96u);
+  EXPECT_EQ(layout.groups, 3u);
+  EXPECT_EQ(layout.units_at, 128u);  // three groups of 32 bytes
+  EXPECT_EQ(PanelMatrixBytes(mxfp4, 33, 96), size_t{2} * (128 + 3 * 512));
+  const PanelFormat wide = *FindPanelFormat(Scaled(DType::kI4, DType::kF16, 1, 128), 192);
+  EXPECT_EQ(LayoutOf(wide, 192).cols, 256u);
+  EXPECT_EQ(LayoutOf(*FindPanelFormat(Plain(DType::kBF16), 1), 1).cols, 32u);
 }
 
 }  // namespace

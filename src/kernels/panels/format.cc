@@ -22,7 +22,7 @@ std::optional<PanelFormat> GgmlPanels(DType dtype) {
     case DType::kGgmlQ51: return PanelFormat{C::kBits5, V::kLinear, 0, S::kF16, O::kF16, 32, 32};
     case DType::kGgmlQ80: return PanelFormat{C::kBytes, V::kLinear, 128, S::kF16, O::kNone, 32, 32};
     case DType::kGgmlIq4Nl: return PanelFormat{C::kBits4, V::kIq4Nl, 0, S::kF16, O::kNone, 32, 32};
-    case DType::kGgmlMxFp4: return PanelFormat{C::kBits4, V::kE2M1, 0, S::kE8M0, O::kNone, 32, 64};
+    case DType::kGgmlMxFp4: return PanelFormat{C::kBits4, V::kE2M1, 0, S::kE8M0, O::kNone, 32, 32};
     case DType::kGgmlQ2K:
       return PanelFormat{C::kBits2, V::kLinear, 0, S::kSuperU4, O::kSuperMin, 16, 256};
     case DType::kGgmlQ3K:
@@ -75,8 +75,8 @@ std::optional<PanelScales> FieldOf(DType scale_dtype) {
 
 }  // namespace
 
-std::optional<PanelFormat> FindPanelFormat(const MatrixFormat& format, size_t rows, size_t cols) {
-  if (rows == 0 || cols == 0 || format.has_column_groups) return {};
+std::optional<PanelFormat> FindPanelFormat(const MatrixFormat& format, size_t cols) {
+  if (cols == 0 || format.has_column_groups) return {};
   if (IsGgmlBlock(format.dtype)) return GgmlPanels(format.dtype);
   if (format.dtype == DType::kBF16 || format.dtype == DType::kF16) {
     if (format.is_quantized()) return {};
@@ -94,8 +94,7 @@ std::optional<PanelFormat> FindPanelFormat(const MatrixFormat& format, size_t ro
   const bool is_whole_units = format.scale_cols % kUnitCols == 0;
   if (!is_whole_units && format.scale_cols != 16) return {};
   panels->group = format.scale_cols;
-  const bool is_shared = format.scale_rows % kPanelRows == 0 || format.scale_rows >= rows;
-  if (is_shared && is_whole_units && rows > 1) {
+  if (format.scale_rows % kPanelRows == 0 && is_whole_units) {
     if (format.has_zero || format.has_tensor_scale) return {};
     panels->scales = PanelScales::kGrid;
     panels->block = panels->group;
@@ -106,67 +105,36 @@ std::optional<PanelFormat> FindPanelFormat(const MatrixFormat& format, size_t ro
   if (format.has_tensor_scale && field != PanelScales::kE4M3) return {};
   panels->scales = *field;
   if (format.has_zero) panels->offsets = PanelOffsets::kZero;
-  // Fields of one byte a row fill a line with two groups.
-  const bool has_bytes =
-      field == PanelScales::kE8M0 || field == PanelScales::kE4M3 || format.has_zero;
-  panels->block = std::max<size_t>(panels->group, has_bytes ? 2 * kUnitCols : kUnitCols);
+  panels->block = std::max<size_t>(panels->group, kUnitCols);
   return panels;
 }
 
 PanelLayout LayoutOf(const PanelFormat& format, size_t cols) {
   PanelLayout layout;
-  layout.blocks = (cols + format.block - 1) / format.block;
-  layout.cols = layout.blocks * format.block;
-  layout.block_groups = format.group == 0 ? 0 : format.block / format.group;
-  layout.unit_bytes = UnitWords(format.codes) * kWordBytes;
-  layout.code_bytes = format.block / kUnitCols * layout.unit_bytes;
-  size_t at = layout.code_bytes;
-  const auto field = [&](size_t bytes) {
+  layout.cols = (cols + format.block - 1) / format.block * format.block;
+  layout.groups = format.group == 0 ? 0 : layout.cols / format.group;
+  const bool is_super = IsSuper(format.scales);
+  layout.supers = is_super ? layout.cols / kSuperCols : 0;
+  switch (format.scales) {
+    case PanelScales::kRow: layout.header_bytes = kPanelRows * sizeof(float); break;
+    case PanelScales::kGrid: layout.header_bytes = ToLines(layout.groups * sizeof(float)); break;
+    case PanelScales::kE4M3: layout.header_bytes = kLine; break;
+    default: break;
+  }
+  size_t at = layout.header_bytes;
+  const auto field = [&](size_t count, size_t bytes) {
     const size_t start = at;
-    at += ToLines(bytes);
+    at += ToLines(count * kPanelRows * bytes);
     return start;
   };
-  const size_t values = layout.block_groups * kPanelRows;
-  layout.scale_at = at;
-  bool is_super = false;
-  switch (format.scales) {
-    case PanelScales::kNone: break;
-    case PanelScales::kRow: layout.header_bytes = kPanelRows * sizeof(float); break;
-    case PanelScales::kGrid:
-      layout.header_bytes = ToLines(layout.blocks * layout.block_groups * sizeof(float));
-      break;
-    case PanelScales::kF16:
-    case PanelScales::kBF16: field(2 * values); break;
-    case PanelScales::kF32: field(4 * values); break;
-    case PanelScales::kE8M0: field(values); break;
-    case PanelScales::kE4M3:
-      layout.header_bytes = kLine;
-      field(values);
-      break;
-    case PanelScales::kSuperU8:
-    case PanelScales::kSuperI8:
-    case PanelScales::kSuperU4:
-      is_super = true;
-      field(values);
-      break;
-  }
-  layout.offset_at = at;
-  switch (format.offsets) {
-    case PanelOffsets::kNone: break;
-    case PanelOffsets::kF16: field(2 * values); break;
-    case PanelOffsets::kZero: field(values); break;
-    case PanelOffsets::kSuperMin:
-      if (format.scales == PanelScales::kSuperU4) {
-        layout.offset_at = layout.scale_at;
-      } else {
-        field(values);
-      }
-      break;
-  }
-  if (is_super) layout.d_at = field(2 * kPanelRows);
-  if (format.offsets == PanelOffsets::kSuperMin) layout.dmin_at = field(2 * kPanelRows);
-  layout.block_bytes = at;
-  layout.panel_bytes = layout.header_bytes + layout.blocks * layout.block_bytes;
+  layout.scale_at = field(layout.groups, ScaleBytes(format.scales));
+  layout.offset_at = field(layout.groups, OffsetBytes(format));
+  if (format.scales == PanelScales::kSuperU4) layout.offset_at = layout.scale_at;
+  layout.d_at = field(layout.supers, 2);
+  layout.dmin_at = field(format.offsets == PanelOffsets::kSuperMin ? layout.supers : 0, 2);
+  layout.units_at = at;
+  layout.unit_bytes = UnitWords(format.codes) * kWordBytes;
+  layout.panel_bytes = at + layout.num_units() * layout.unit_bytes;
   return layout;
 }
 

@@ -27,11 +27,12 @@ struct PanelSource {
   std::array<const uint8_t*, kPanelRows> rows;
   std::byte* out;
 
-  std::byte* Block(size_t i) const { return out + layout.header_bytes + i * layout.block_bytes; }
   uint32_t* Unit(size_t i) const {
-    const size_t block_units = format.block / kUnitCols;
-    std::byte* unit = Block(i / block_units) + i % block_units * layout.unit_bytes;
-    return reinterpret_cast<uint32_t*>(unit);
+    return reinterpret_cast<uint32_t*>(out + layout.units_at + i * layout.unit_bytes);
+  }
+  // Number `i` of the field at `at`, `bytes` each.
+  uint8_t* Field(size_t at, size_t i, size_t bytes) const {
+    return reinterpret_cast<uint8_t*>(out) + at + i * kPanelRows * bytes;
   }
 };
 
@@ -48,12 +49,11 @@ HWY_INLINE void EachPanelBlock(const PanelSource& from, const Pack& pack) {
   const size_t num_blocks = (from.n + kElements - 1) / kElements;
   std::array<const uint8_t*, kPanelRows> rows = from.rows;
   for (size_t i = 0; i < num_blocks; ++i) {
-    auto* block = reinterpret_cast<uint8_t*>(from.Block(i * kElements / from.format.block));
-    const size_t group = i * kElements % from.format.block / from.format.group;
-    uint8_t* scale = block + layout.scale_at + group * kPanelRows;  // of more bytes: one group
-    pack(rows.data(),
-         BlockOut{from.Unit(i * kElements / kUnitCols), scale, block + layout.offset_at,
-                  block + layout.d_at, block + layout.dmin_at});
+    const size_t group = i * kElements / from.format.group;
+    pack(rows.data(), BlockOut{from.Unit(i * kElements / kUnitCols),
+                               from.Field(layout.scale_at, group, ScaleBytes(from.format.scales)),
+                               from.Field(layout.offset_at, group, OffsetBytes(from.format)),
+                               from.Field(layout.d_at, i, 2), from.Field(layout.dmin_at, i, 2)});
     for (const uint8_t*& row : rows) row += kBytes;
   }
 }
@@ -133,39 +133,6 @@ namespace {
 
 HWY_EXPORT(PackCodes);
 
-// Bytes of one number of a field.
-size_t ScaleBytes(PanelScales scales) {
-  switch (scales) {
-    case PanelScales::kNone:
-    case PanelScales::kRow:
-    case PanelScales::kGrid: return 0;
-    case PanelScales::kF16:
-    case PanelScales::kBF16: return 2;
-    case PanelScales::kF32: return 4;
-    case PanelScales::kE8M0:
-    case PanelScales::kE4M3:
-    case PanelScales::kSuperU8:
-    case PanelScales::kSuperI8:
-    case PanelScales::kSuperU4: return 1;
-  }
-  return 0;
-}
-
-size_t OffsetBytes(PanelOffsets offsets) {
-  switch (offsets) {
-    case PanelOffsets::kNone: return 0;
-    case PanelOffsets::kF16: return 2;
-    case PanelOffsets::kZero:
-    case PanelOffsets::kSuperMin: return 1;
-  }
-  return 0;
-}
-
-bool IsSuper(PanelScales scales) {
-  return scales == PanelScales::kSuperU8 || scales == PanelScales::kSuperI8 ||
-         scales == PanelScales::kSuperU4;
-}
-
 float ScaleOfGroup(const CodeRow& row, size_t first) {
   return first < row.n ? ScaleOfColumn(row, first) : 0.0f;
 }
@@ -178,7 +145,7 @@ void PackHeader(const PanelSource& to, std::span<const CodeRow> rows) {
       for (size_t r = 0; r < rows.size(); ++r) header[r] = ScaleOfColumn(rows[r], 0);
       break;
     case PanelScales::kGrid:
-      for (size_t i = 0; i < to.layout.blocks * to.layout.block_groups; ++i)
+      for (size_t i = 0; i < to.layout.groups; ++i)
         header[i] = ScaleOfGroup(rows[0], i * to.format.group);
       break;
     case PanelScales::kE4M3: header[0] = rows[0].tensor_scale; break;
@@ -190,20 +157,18 @@ void PackHeader(const PanelSource& to, std::span<const CodeRow> rows) {
 template <size_t kBytes>
 void PackField(const PanelSource& to, const std::array<const uint8_t*, kPanelRows>& from,
                size_t at) {
-  const size_t groups = to.layout.block_groups;
-  const size_t line = kBytes * kPanelRows;
-  for (size_t i = 0; i < to.layout.blocks * groups; ++i) {
-    auto* field = reinterpret_cast<uint8_t*>(to.Block(i / groups)) + at + i % groups * line;
+  const size_t groups = to.layout.groups;
+  constexpr size_t kGroupBytes = kBytes * kPanelRows;
+  for (size_t i = 0; i < groups; ++i) {
+    uint8_t* field = to.Field(at, i, kBytes);
     if (i * to.format.group >= to.n) {
-      std::memset(field, 0, line);
+      std::memset(field, 0, kGroupBytes);
       continue;
     }
     for (size_t r = 0; r < kPanelRows; ++r)
       std::memcpy(field + r * kBytes, from[r] + i * kBytes, kBytes);
   }
-  if (groups * line % 64 == 0) return;
-  for (size_t i = 0; i < to.layout.blocks; ++i)  // the rest of the last line
-    std::memset(to.Block(i) + at + groups * line, 0, 64 - groups * line % 64);
+  if (groups * kGroupBytes % 64 != 0) std::memset(to.Field(at, groups, kBytes), 0, 32);
 }
 
 // Scales and zero points of groups that the rows have beside their codes.
@@ -253,19 +218,17 @@ void ClearRows(const PanelSource& to, size_t first) {
   const PanelLayout& layout = to.layout;
   const size_t num_rows = kPanelRows - first;
   for (size_t i = 0; i < layout.cols / kUnitCols; ++i) {
-    for (size_t w = 0; w < BitsOf(to.format.codes); ++w)
+    for (size_t w = 0; w < UnitWords(to.format.codes); ++w)
       std::fill_n(to.Unit(i) + w * kPanelRows + first, num_rows, ZeroWord(to.format, w));
   }
-  for (size_t i = 0; i < layout.blocks; ++i) {
-    const auto clear = [&](size_t at, size_t groups, size_t bytes) {
-      for (size_t g = 0; g < groups; ++g)
-        std::memset(to.Block(i) + at + (g * kPanelRows + first) * bytes, 0, num_rows * bytes);
-    };
-    clear(layout.scale_at, layout.block_groups, ScaleBytes(to.format.scales));
-    clear(layout.offset_at, layout.block_groups, OffsetBytes(to.format.offsets));
-    if (IsSuper(to.format.scales)) clear(layout.d_at, 1, 2);
-    if (to.format.offsets == PanelOffsets::kSuperMin) clear(layout.dmin_at, 1, 2);
-  }
+  const auto clear = [&](size_t at, size_t count, size_t bytes) {
+    for (size_t i = 0; i < count; ++i)
+      std::memset(to.Field(at, i, bytes) + first * bytes, 0, num_rows * bytes);
+  };
+  clear(layout.scale_at, layout.groups, ScaleBytes(to.format.scales));
+  clear(layout.offset_at, layout.groups, OffsetBytes(to.format));
+  clear(layout.d_at, layout.supers, 2);
+  if (to.format.offsets == PanelOffsets::kSuperMin) clear(layout.dmin_at, layout.supers, 2);
 }
 
 }  // namespace
@@ -277,13 +240,8 @@ void PackPanel(const PanelFormat& format, const PanelLayout& layout, std::span<c
   for (size_t r = 0; r < kPanelRows; ++r)
     source.rows[r] = static_cast<const uint8_t*>(rows[r < rows.size() ? r : 0].q);
   PackHeader(source, rows);
-  if (IsGgmlBlock(source.dtype)) {
-    // Blocks of several of ggml's have codes whose 0 is 0 (MXFP4).
-    const bool is_partial = (source.n + format.block - 1) / format.block * format.block != source.n;
-    if (is_partial) std::memset(source.Block(layout.blocks - 1), 0, layout.block_bytes);
-  } else {
-    PackFields(source, rows);
-  }
+  // Blocks of ggml bring their scales, and K is whole blocks.
+  if (!IsGgmlBlock(source.dtype)) PackFields(source, rows);
   HWY_DYNAMIC_DISPATCH(PackCodes)(source);
   if (rows.size() < kPanelRows) ClearRows(source, rows.size());
 }

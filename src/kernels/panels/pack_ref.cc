@@ -14,9 +14,8 @@ class PanelNumber {
   PanelNumber(const PanelFormat& format, const PanelLayout& layout, const std::byte* panel,
               size_t row, size_t col)
       : format_(format), layout_(layout), panel_(panel), row_(row), col_(col) {
-    block_ = panel + layout.header_bytes + col / format.block * layout.block_bytes;
-    unit_ = block_ + col % format.block / kUnitCols * layout.unit_bytes;
-    if (format.group != 0) group_ = col % format.block / format.group;
+    unit_ = panel + layout.units_at + col / kUnitCols * layout.unit_bytes;
+    if (format.group != 0) group_ = col / format.group;
   }
 
   // What the code stands for; exact.
@@ -48,10 +47,10 @@ class PanelNumber {
       case PanelScales::kF32: return InField<float>(at);
       case PanelScales::kE8M0: return DecodeE8M0(InField<uint8_t>(at));
       case PanelScales::kE4M3: return DecodeE4M3(InField<uint8_t>(at)) * Read<float>(panel_, 0);
-      case PanelScales::kSuperU8: return OfBlock(layout_.d_at) * InField<uint8_t>(at);
-      case PanelScales::kSuperI8: return OfBlock(layout_.d_at) * InField<int8_t>(at);
+      case PanelScales::kSuperU8: return OfSuper(layout_.d_at) * InField<uint8_t>(at);
+      case PanelScales::kSuperI8: return OfSuper(layout_.d_at) * InField<int8_t>(at);
       case PanelScales::kSuperU4:
-        return OfBlock(layout_.d_at) * static_cast<float>(InField<uint8_t>(at) & 15);
+        return OfSuper(layout_.d_at) * static_cast<float>(InField<uint8_t>(at) & 15);
     }
     return 1.0f;
   }
@@ -69,7 +68,7 @@ class PanelNumber {
     if (format_.offsets == PanelOffsets::kF16) return ToFloat(InField<F16>(layout_.offset_at));
     const uint8_t byte = InField<uint8_t>(layout_.offset_at);
     const int min = format_.scales == PanelScales::kSuperU4 ? byte >> 4 : byte;
-    return -(OfBlock(layout_.dmin_at) * static_cast<float>(min));
+    return -(OfSuper(layout_.dmin_at) * static_cast<float>(min));
   }
 
   // With the operations, and their order, of DecodeRow.
@@ -88,10 +87,12 @@ class PanelNumber {
   }
   template <class T>
   T InField(size_t at) const {
-    return Read<T>(block_ + at, group_ * kPanelRows + row_);
+    return Read<T>(panel_ + at, group_ * kPanelRows + row_);
   }
-  // A number of the row for the whole block.
-  float OfBlock(size_t at) const { return ToFloat(Read<F16>(block_ + at, row_)); }
+  // A number of the row for the whole super-block.
+  float OfSuper(size_t at) const {
+    return ToFloat(Read<F16>(panel_ + at, col_ / kSuperCols * kPanelRows + row_));
+  }
 
   uint32_t ByteOfWord(size_t word, size_t byte) const {
     return Read<uint8_t>(unit_ + word * kWordBytes, row_ * 4 + byte);
@@ -131,7 +132,6 @@ class PanelNumber {
   const std::byte* panel_;
   size_t row_;
   size_t col_;
-  const std::byte* block_;
   const std::byte* unit_;
   size_t group_ = 0;
 };
@@ -146,7 +146,7 @@ void DecodePanelRow(const PanelFormat& format, const PanelLayout& layout, const 
 double PanelElement(const PanelFormat& format, const PanelLayout& layout, const std::byte* panel,
                     size_t row, size_t col) {
   const PanelNumber number(format, layout, panel, row, col);
-  const bool is_super = layout.d_at != 0;
+  const bool is_super = IsSuper(format.scales);
   if (is_super || number.has_added()) return double{number.Decoded()};
   return (double{number.Value()} - double{number.Zero()}) * double{number.Scale()};
 }

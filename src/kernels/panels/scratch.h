@@ -16,23 +16,23 @@ inline constexpr size_t kFewRowsLines = size_t{16} << 10;
 inline constexpr size_t kManyRowsLines = size_t{256} << 10;
 
 struct PanelScratch {
-  size_t chunk_blocks = 0;  // blocks that are unpacked at a time
+  size_t chunk_units = 0;  // units that are unpacked at a time
   size_t scales_at = 0, offsets_at = 0, sums_at = 0;
   size_t bytes = 0;
 };
 
 inline PanelScratch ScratchOf(const PanelFormat& format, const PanelLayout& layout, PanelPath path,
                               size_t num_rows) {
-  const size_t col_bytes = path == PanelPath::kInt8 ? 1 : path == PanelPath::kBF16 ? 2 : 4;
-  const size_t block_lines = format.block * col_bytes * kPanelRows;
+  const size_t unit_lines = WordsOfUnit(path) * kWordBytes;
   const size_t lines = num_rows <= kFewRows ? kFewRowsLines : kManyRowsLines;
+  const size_t block_units = format.block / kUnitCols;
   PanelScratch scratch;
-  scratch.chunk_blocks =
-      std::clamp<size_t>(lines / block_lines, 1, std::max<size_t>(1, layout.blocks));
-  const size_t cols = scratch.chunk_blocks * format.block;
-  const size_t groups = cols / (format.group == 0 ? kUnitCols : format.group);
+  scratch.chunk_units = std::max<size_t>(lines / unit_lines / block_units, 1) * block_units;
+  // A group may be as small as kFastGroup columns where the activations have groups and the weights
+  // have none.
+  const size_t groups = std::max(layout.groups, layout.cols / kFastGroup);
   const size_t values = groups * kPanelRows * sizeof(float);
-  scratch.scales_at = scratch.chunk_blocks * block_lines;
+  scratch.scales_at = std::min(scratch.chunk_units, layout.num_units()) * unit_lines;
   scratch.offsets_at = scratch.scales_at + values;
   scratch.sums_at = scratch.offsets_at + (format.offsets == PanelOffsets::kNone ? 0 : values);
   scratch.bytes = scratch.sums_at + num_rows * kPanelRows * sizeof(float);

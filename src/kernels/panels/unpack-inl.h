@@ -12,6 +12,7 @@
 #endif
 
 #include <cstdint>
+#include <cstring>
 #include <hwy/highway.h>
 
 #include "kernels/load-inl.h"
@@ -208,6 +209,7 @@ struct PackedLines;
 
 template <PanelCodes kCodes, bool kHasTable>
 struct PackedLines<kCodes, PanelPath::kInt8, kHasTable> {
+  static constexpr size_t kFetchRows = 4;
   static constexpr size_t kWords = 8;
   static constexpr size_t kUnitBytes = kWordBytes * UnitWords(kCodes);
   explicit PackedLines(const PanelFormat& format)
@@ -221,6 +223,7 @@ struct PackedLines<kCodes, PanelPath::kInt8, kHasTable> {
 #if SY_PANEL_LOOKUPS
 template <PanelCodes kCodes, bool kHasTable>
 struct PackedLines<kCodes, PanelPath::kBF16, kHasTable> {
+  static constexpr size_t kFetchRows = 4;
   static constexpr size_t kWords = 16;
   static constexpr size_t kUnitBytes = kWordBytes * UnitWords(kCodes);
   explicit PackedLines(const PanelFormat& format) : table(LoadShortTable(ShortValues(format))) {}
@@ -231,6 +234,7 @@ struct PackedLines<kCodes, PanelPath::kBF16, kHasTable> {
   ShortTable table;
 };
 struct PackedE4M3 {
+  static constexpr size_t kFetchRows = 4;
   static constexpr size_t kWords = 16;
   static constexpr size_t kUnitBytes = kWordBytes * 8;
   explicit PackedE4M3(const PanelFormat&) : table(LoadE4M3Table()) {}
@@ -363,7 +367,7 @@ HWY_INLINE void UnpackCodes(const PanelFormat& format, const uint8_t* unit, size
   }
 }
 
-// Scales of the groups of a block, and what is added: f32 [groups][32] each.
+// Scales of groups, and what is added: f32 [groups][32] each.
 struct GroupScales {
   float* HWY_RESTRICT scales;
   float* HWY_RESTRICT offsets;  // not written without PanelOffsets
@@ -392,19 +396,16 @@ HWY_INLINE VF LoadF16(const uint8_t* p) {
   return LoadF32(DF(), reinterpret_cast<const hwy::float16_t*>(p));
 }
 
-// Scales and offsets of rows `row` and following, group by group.
+// Scales of rows `row` and following of one super-block, or of all groups.
 template <PanelScales kScales>
 struct ScaleReader {
-  HWY_INLINE ScaleReader(const PanelLayout& layout, const uint8_t* HWY_RESTRICT block, size_t row,
-                         float tensor)
-      : field(block + layout.scale_at) {
-    if constexpr (kScales == PanelScales::kE4M3) {
-      d = hn::Set(DF(), tensor);
-    } else if constexpr (kScales == PanelScales::kSuperU8 || kScales == PanelScales::kSuperI8 ||
-                         kScales == PanelScales::kSuperU4) {
-      d = LoadF16(block + layout.d_at + 2 * row);
-    }
+  HWY_INLINE ScaleReader(const PanelLayout& layout, const uint8_t* HWY_RESTRICT panel, size_t super,
+                         size_t row, float tensor)
+      : field(panel + layout.scale_at), d(hn::Set(DF(), tensor)) {
+    if constexpr (IsSuper(kScales))
+      d = LoadF16(panel + layout.d_at + 2 * (super * kPanelRows + row));
   }
+  // Number `at` of the field.
   HWY_INLINE VF At(size_t at) const {
     const DF df;
     if constexpr (kScales == PanelScales::kF16) return LoadF16(field + 2 * at);
@@ -423,73 +424,97 @@ struct ScaleReader {
   VF d;
 };
 
+// Groups [first, first + count) of a panel, whole super-blocks where there are some.
+struct GroupRange {
+  size_t first = 0, count = 0;
+};
+
 template <PanelScales kScales, PanelOffsets kOffsets>
-HWY_INLINE void BlockScales(const PanelFormat& format, const PanelLayout& layout,
-                            const uint8_t* HWY_RESTRICT block, float tensor,
-                            const GroupScales& out) {
+HWY_INLINE void ReadScales(const PanelFormat& format, const PanelLayout& layout,
+                           const uint8_t* HWY_RESTRICT panel, float tensor, GroupRange groups,
+                           const GroupScales& out) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   const VF factor = hn::Set(df, TableFactor(format));
-  const uint8_t* HWY_RESTRICT offsets = block + layout.offset_at;
-  for (size_t row = 0; row < kPanelRows; row += lanes) {
-    const ScaleReader<kScales> reader(layout, block, row, tensor);
-    VF dmin;
-    if constexpr (kOffsets == PanelOffsets::kSuperMin)
-      dmin = hn::Neg(LoadF16(block + layout.dmin_at + 2 * row));
-    for (size_t g = 0; g < layout.block_groups; ++g) {
-      const size_t at = g * kPanelRows + row;
-      const VF scale = hn::Mul(reader.At(at), factor);
-      hn::StoreU(scale, df, out.scales + at);
-      VF offset;
-      if constexpr (kOffsets == PanelOffsets::kNone) {
-        continue;
-      } else if constexpr (kOffsets == PanelOffsets::kF16) {
-        offset = LoadF16(offsets + 2 * at);
-      } else if constexpr (kOffsets == PanelOffsets::kZero) {
-        offset = hn::Neg(hn::Mul(BytesF32(offsets + at), scale));
-      } else if constexpr (kScales == PanelScales::kSuperU4) {
-        const VU32 mins = hn::ShiftRight<4>(LoadBytes(offsets + at));
-        offset = hn::Mul(hn::ConvertTo(df, hn::BitCast(DI32(), mins)), dmin);
-      } else {
-        offset = hn::Mul(BytesF32(offsets + at), dmin);
+  const uint8_t* HWY_RESTRICT offsets = panel + layout.offset_at;
+  const size_t step = IsSuper(kScales) ? kSuperCols / format.group : groups.count;
+  for (size_t g = 0; g < groups.count; g += step) {
+    const size_t super = (groups.first + g) / step;
+    for (size_t row = 0; row < kPanelRows; row += lanes) {
+      const ScaleReader<kScales> reader(layout, panel, super, row, tensor);
+      VF dmin = reader.d;
+      if constexpr (kOffsets == PanelOffsets::kSuperMin)
+        dmin = hn::Neg(LoadF16(panel + layout.dmin_at + 2 * (super * kPanelRows + row)));
+      for (size_t i = g; i < g + step; ++i) {
+        const size_t at = (groups.first + i) * kPanelRows + row;
+        const VF scale = hn::Mul(reader.At(at), factor);
+        hn::StoreU(scale, df, out.scales + i * kPanelRows + row);
+        VF offset;
+        if constexpr (kOffsets == PanelOffsets::kNone) {
+          continue;
+        } else if constexpr (kOffsets == PanelOffsets::kF16) {
+          offset = LoadF16(offsets + 2 * at);
+        } else if constexpr (kOffsets == PanelOffsets::kZero) {
+          offset = hn::Neg(hn::Mul(BytesF32(offsets + at), scale));
+        } else if constexpr (kScales == PanelScales::kSuperU4) {
+          const VU32 mins = hn::ShiftRight<4>(LoadBytes(offsets + at));
+          offset = hn::Mul(hn::ConvertTo(df, hn::BitCast(DI32(), mins)), dmin);
+        } else {
+          offset = hn::Mul(BytesF32(offsets + at), dmin);
+        }
+        hn::StoreU(offset, df, out.offsets + i * kPanelRows + row);
       }
-      hn::StoreU(offset, df, out.offsets + at);
     }
   }
 }
 
 template <PanelScales kScales>
 HWY_INLINE void FieldScales(const PanelFormat& format, const PanelLayout& layout,
-                            const uint8_t* block, float tensor, const GroupScales& out) {
+                            const uint8_t* panel, float tensor, GroupRange groups,
+                            const GroupScales& out) {
+  using O = PanelOffsets;
   switch (format.offsets) {
-    case PanelOffsets::kNone:
-      return BlockScales<kScales, PanelOffsets::kNone>(format, layout, block, tensor, out);
-    case PanelOffsets::kF16:
-      return BlockScales<kScales, PanelOffsets::kF16>(format, layout, block, tensor, out);
-    case PanelOffsets::kZero:
-      return BlockScales<kScales, PanelOffsets::kZero>(format, layout, block, tensor, out);
-    case PanelOffsets::kSuperMin: SY_DCHECK(false && "mins without a super-block");
+    case O::kNone: return ReadScales<kScales, O::kNone>(format, layout, panel, tensor, groups, out);
+    case O::kF16: return ReadScales<kScales, O::kF16>(format, layout, panel, tensor, groups, out);
+    case O::kZero: return ReadScales<kScales, O::kZero>(format, layout, panel, tensor, groups, out);
+    case O::kSuperMin: SY_DCHECK(false && "mins without a super-block");
+  }
+}
+
+// Those of kRow and kGrid, for all 32 rows.
+HWY_INLINE void HeaderScales(const PanelFormat& format, const uint8_t* panel, GroupRange groups,
+                             float* HWY_RESTRICT scales) {
+  const auto* values = reinterpret_cast<const float*>(panel);
+  const float factor = TableFactor(format);
+  for (size_t g = 0; g < groups.count; ++g, scales += kPanelRows) {
+    for (size_t r = 0; r < kPanelRows; ++r) {
+      const size_t at = format.scales == PanelScales::kGrid ? groups.first + g : r;
+      scales[r] = format.scales == PanelScales::kNone ? 1.0f : values[at] * factor;
+    }
   }
 }
 
 HWY_INLINE void UnpackScales(const PanelFormat& format, const PanelLayout& layout,
-                             const uint8_t* block, float tensor, const GroupScales& out) {
+                             const uint8_t* panel, GroupRange groups, const GroupScales& out) {
   using S = PanelScales;
   using O = PanelOffsets;
+  float tensor = 1.0f;
+  if (format.scales == S::kE4M3) std::memcpy(&tensor, panel, sizeof(tensor));
   switch (format.scales) {
-    case S::kF16: return FieldScales<S::kF16>(format, layout, block, tensor, out);
-    case S::kBF16: return FieldScales<S::kBF16>(format, layout, block, tensor, out);
-    case S::kF32: return FieldScales<S::kF32>(format, layout, block, tensor, out);
-    case S::kE8M0: return FieldScales<S::kE8M0>(format, layout, block, tensor, out);
-    case S::kE4M3: return FieldScales<S::kE4M3>(format, layout, block, tensor, out);
+    case S::kF16: return FieldScales<S::kF16>(format, layout, panel, tensor, groups, out);
+    case S::kBF16: return FieldScales<S::kBF16>(format, layout, panel, tensor, groups, out);
+    case S::kF32: return FieldScales<S::kF32>(format, layout, panel, tensor, groups, out);
+    case S::kE8M0: return FieldScales<S::kE8M0>(format, layout, panel, tensor, groups, out);
+    case S::kE4M3: return FieldScales<S::kE4M3>(format, layout, panel, tensor, groups, out);
     case S::kSuperU8:
-      return BlockScales<S::kSuperU8, O::kSuperMin>(format, layout, block, tensor, out);
-    case S::kSuperI8: return BlockScales<S::kSuperI8, O::kNone>(format, layout, block, tensor, out);
+      return ReadScales<S::kSuperU8, O::kSuperMin>(format, layout, panel, tensor, groups, out);
+    case S::kSuperI8:
+      return ReadScales<S::kSuperI8, O::kNone>(format, layout, panel, tensor, groups, out);
     case S::kSuperU4:
-      return BlockScales<S::kSuperU4, O::kSuperMin>(format, layout, block, tensor, out);
+      return ReadScales<S::kSuperU4, O::kSuperMin>(format, layout, panel, tensor, groups, out);
     case S::kNone:
     case S::kRow:
-    case S::kGrid: return;  // in the header
+    case S::kGrid: return HeaderScales(format, panel, groups, out.scales);
   }
 }
 
