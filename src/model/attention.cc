@@ -17,8 +17,17 @@ using kernels::kAttentionSpan;
 using kernels::kBlocksPerSpan;
 static_assert(kernels::kKvBlockTokens == kKvBlockSize);
 
-// Queries (times the heads that share a key head) that one task takes together.
-constexpr size_t kRowsPerTile = 32;
+// Queries (times the heads that share a key head) that one task takes together: many, so that laying
+// out a block of keys is little beside the products with it, but all of them in a core's cache.
+constexpr size_t kMostRowsPerTile = 128;
+constexpr size_t kFewestRowsPerTile = 32;
+
+// As many as leave each thread a few tiles.
+size_t RowsPerTile(size_t num_rows, size_t num_threads) {
+  size_t rows = kMostRowsPerTile;
+  while (rows > kFewestRowsPerTile && num_rows < 4 * num_threads * rows) rows /= 2;
+  return rows;
+}
 
 std::byte* BlockAt(const KvLayerView& layer, uint32_t block) {
   return layer.data + block * layer.block_bytes;
@@ -41,8 +50,8 @@ size_t FirstKey(size_t position, size_t window) {
 }
 
 std::span<Tile> MakeTiles(ExecContext& context, std::span<const SequenceChunk> chunks,
-                          size_t window, const QueryHeads& heads) {
-  const size_t queries_per_tile = std::max<size_t>(1, kRowsPerTile / heads.group);
+                          size_t window, const QueryHeads& heads, size_t rows_per_tile) {
+  const size_t queries_per_tile = std::max<size_t>(1, rows_per_tile / heads.group);
   size_t count = 0;
   for (const SequenceChunk& chunk : chunks)
     count += (chunk.tokens.size() + queries_per_tile - 1) / queries_per_tile * heads.count;
@@ -80,26 +89,31 @@ struct Partial {
 class LayerAttention {
  public:
   LayerAttention(ExecContext& context, const ModelConfig& config, const KvView& cache, size_t layer,
-                 const QueryHeads& heads, ConstRows q, Rows out)
+                 DType act_dtype, const QueryHeads& heads, ConstRows q, Rows out)
       : context_(context),
         layout_(config, cache.dtype),
         layer_(cache.layers[layer]),
         window_(config.layers[layer].window),
+        bf16_products_(act_dtype == DType::kBF16),
         heads_(heads),
         group_(heads.group),
         shape_(layout_.shape()),
         width_(heads.count == 0 ? 0 : out.cols / (heads.count * heads.group)),
         scale_(static_cast<float>(config.score_scale /
                                   std::sqrt(static_cast<double>(config.head_dim)))),
-        max_rows_(std::max(kRowsPerTile, group_)),
+        rows_per_tile_(
+            RowsPerTile(q.rows * heads.count * heads.group, context.pool.num_threads())),
+        max_rows_(std::max(rows_per_tile_, group_)),
         q_(q),
         out_(out),
-        scores_(context.arena
-                    .AllocateSpan<float>(context.pool.num_threads() * max_rows_ * kAttentionSpan)
-                    .data()) {}
+        scratch_floats_(
+            kernels::AttentionScratch(max_rows_, shape_.key_dim, width_).floats),
+        scratch_(
+            context.arena.AllocateSpan<float>(context.pool.num_threads() * scratch_floats_).data()) {
+  }
 
   void Run(std::span<const SequenceChunk> chunks) {
-    const std::span<Tile> tiles = MakeTiles(context_, chunks, window_, heads_);
+    const std::span<Tile> tiles = MakeTiles(context_, chunks, window_, heads_, rows_per_tile_);
     size_t max_spans = 0;
     for (const Tile& tile : tiles) max_spans = std::max(max_spans, tile.end_span - tile.first_span);
     if (tiles.size() < 2 * context_.pool.num_threads() && max_spans > 1) {
@@ -206,7 +220,8 @@ class LayerAttention {
     args.v_scales = v_scales;
     args.key_split = layout_.key_split();
     args.scale = scale_;
-    args.scores = scores_ + worker * max_rows_ * kAttentionSpan;
+    args.bf16_products = bf16_products_;
+    args.scratch = scratch_ + worker * scratch_floats_;
     args.sums = result.sums;
     args.states = result.states;
     kernels::AttendSpan(args);
@@ -241,15 +256,18 @@ class LayerAttention {
   KvBlockLayout layout_;
   const KvLayerView& layer_;
   size_t window_;
+  bool bf16_products_;
   const QueryHeads& heads_;
   size_t group_;
   KvShape shape_;
   size_t width_;  // of a value
   float scale_;
+  size_t rows_per_tile_;
   size_t max_rows_;
   ConstRows q_;
   Rows out_;
-  float* scores_;
+  size_t scratch_floats_;
+  float* scratch_;
 };
 
 }  // namespace
@@ -348,9 +366,10 @@ void StoreKeysAndValues(ExecContext& context, const ModelConfig& config,
 }
 
 void Attend(ExecContext& context, const ModelConfig& config, std::span<const SequenceChunk> chunks,
-            const KvView& cache, size_t layer, const QueryHeads& heads, ConstRows q, Rows out) {
+            const KvView& cache, size_t layer, DType act_dtype, const QueryHeads& heads,
+            ConstRows q, Rows out) {
   const ArenaScope scope(context.arena);
-  LayerAttention(context, config, cache, layer, heads, q, out).Run(chunks);
+  LayerAttention(context, config, cache, layer, act_dtype, heads, q, out).Run(chunks);
 }
 
 }  // namespace switchyard

@@ -585,7 +585,7 @@ Rows Model::Impl::AttendHeads(ExecContext& context, std::span<const SequenceChun
   const auto own = [&](const Rows& rows) {
     return Rows(rows.data + heads.first * width, rows.rows, heads.count * width, rows.stride);
   };
-  Attend(context, config, chunks, cache, index, heads, own(q), own(attended));
+  Attend(context, config, chunks, cache, index, ActFor(attention.q), heads, own(q), own(attended));
   const TensorParallel::Matrix by_head{attended, width};
   tensor_parallel->Gather(context, {&by_head, 1}, index);
   return attended;

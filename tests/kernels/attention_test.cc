@@ -102,7 +102,8 @@ std::vector<float> Attend(const Cache& cache, const std::vector<float>& q,
   const size_t dim = cache.shape.value_dim;
   std::vector<const float*> q_rows;
   for (size_t r = 0; r < rows; ++r) q_rows.push_back(q.data() + r * cache.shape.key_dim);
-  std::vector<float> scores(rows * kAttentionSpan, std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> scratch(AttentionScratch(rows, cache.shape.key_dim, dim).floats,
+                             std::numeric_limits<float>::quiet_NaN());
   std::vector<float> span_sums(rows * dim);
   std::vector<SoftmaxState> span_states(rows);
   std::vector<float> sums(rows * dim, 0.0f);
@@ -146,7 +147,7 @@ std::vector<float> Attend(const Cache& cache, const std::vector<float>& q,
       args.key_split = cache.keys.split;
     }
     args.scale = scale;
-    args.scores = scores.data();
+    args.scratch = scratch.data();
     args.sums = span_sums.data();
     args.states = span_states.data();
     AttendSpan(args);
