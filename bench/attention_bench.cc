@@ -80,9 +80,10 @@ class Sequence {
     const size_t last = chunk_.tokens.size() - 1;
     const size_t stride = config_.num_heads * kDim;
     std::vector<float> expected(kDim);
-    kernels::AttentionReference({q_.data() + last * stride, first_keys_.data(), first_values_.data(),
-                                 DType::kF32, kDim, kDim, kDim, 1 / std::sqrt(double{kDim})},
-                                0, tokens_.size(), expected.data());
+    kernels::AttentionReference(
+        {q_.data() + last * stride, first_keys_.data(), first_values_.data(), DType::kF32, kDim,
+         kDim, kDim, 1 / std::sqrt(double{kDim})},
+        0, tokens_.size(), expected.data());
     for (size_t d = 0; d < kDim; ++d) {
       if (!(std::abs(out_[last * stride + d] - expected[d]) < 0.02f)) return false;
     }
@@ -147,7 +148,8 @@ void Report(benchmark::State& state, const char* name, double amount, double lim
   const double all = amount * static_cast<double>(state.iterations()) / 1e9;
   state.counters[name] = benchmark::Counter(all, benchmark::Counter::kIsRate);
   if (limit > 0)
-    state.counters["% of limit"] = benchmark::Counter(100 * all / limit, benchmark::Counter::kIsRate);
+    state.counters["% of limit"] =
+        benchmark::Counter(100 * all / limit, benchmark::Counter::kIsRate);
 }
 
 void RunAll(benchmark::State& state, Sequence& sequence) {
@@ -174,19 +176,20 @@ void Prefill(benchmark::State& state, const Heads& heads, DType kv_dtype, DType 
 void Decode(benchmark::State& state, const Heads& heads, DType kv_dtype, DType act_dtype) {
   constexpr size_t kBytes = size_t{256} << 20;
   const auto keys = static_cast<size_t>(state.range(0));
-  const size_t layer_bytes = keys / kKvBlockSize * KvBlockLayout(ConfigOf(heads, 1), kv_dtype).bytes();
+  const size_t layer_bytes =
+      keys / kKvBlockSize * KvBlockLayout(ConfigOf(heads, 1), kv_dtype).bytes();
   Sequence sequence(heads, kv_dtype, act_dtype, keys, 1, kBytes / layer_bytes);
   RunAll(state, sequence);
   Report(state, "GB/s", static_cast<double>(layer_bytes), Limits().read_gbps);
 }
 
-#define ATTENTION_BENCH(model, heads, kv, act)                                                   \
-  BENCHMARK_CAPTURE(Prefill, model##_##kv##_act_##act, heads, DType::k##kv, DType::k##act)       \
-      ->Arg(512)                                                                                 \
-      ->Arg(8192)                                                                                \
-      ->UseRealTime();                                                                           \
-  BENCHMARK_CAPTURE(Decode, model##_##kv##_act_##act, heads, DType::k##kv, DType::k##act)        \
-      ->Arg(8192)                                                                                \
+#define ATTENTION_BENCH(model, heads, kv, act)                                             \
+  BENCHMARK_CAPTURE(Prefill, model##_##kv##_act_##act, heads, DType::k##kv, DType::k##act) \
+      ->Arg(512)                                                                           \
+      ->Arg(8192)                                                                          \
+      ->UseRealTime();                                                                     \
+  BENCHMARK_CAPTURE(Decode, model##_##kv##_act_##act, heads, DType::k##kv, DType::k##act)  \
+      ->Arg(8192)                                                                          \
       ->UseRealTime()
 ATTENTION_BENCH(olmoe, kOlmoe, F32, F32);
 ATTENTION_BENCH(olmoe, kOlmoe, BF16, F32);

@@ -19,10 +19,10 @@ namespace switchyard::kernels::HWY_NAMESPACE {
 
 // One span, for all rows of the call at once:
 //
-//   block of keys   -- PackKeys --> panel --+-- AddProducts --> columns of the scores
+//   block of keys   -- PackKeys --> panel --+-- Multiply --> columns of the scores
 //                                     q ----+
 //   scores          -- SoftmaxRow --> weights p, in their place
-//   block of values -- PackValues -> panel -+-- AddProducts --> sums
+//   block of values -- PackValues -> panel -+-- Multiply --> sums
 //                                     p ----+
 //
 // A block is laid out once and met by every row: all queries of the chunk, all heads of the group.
@@ -42,12 +42,15 @@ HWY_INLINE void ForEachLanes(size_t n, const Body& body) {
 
 // exp(x) for x <= 0 (or a rounding error above), relative error 2e-7; 0 below -87, where f32 has
 // subnormals only; NaN stays NaN. x = n ln 2 + f with |f| <= ln 2 / 2, and exp(f) is a polynomial:
-// ours, through the Chebyshev nodes of f. Adding 1.5 * 2^23 rounds to the integer n and leaves it in
-// the low bits, from where it is added to the exponent.
+// ours, through the Chebyshev nodes of f. Adding 1.5 * 2^23 rounds to the integer n and leaves it
+// in the low bits, from where it is added to the exponent.
 HWY_INLINE VF ExpOfNegative(DF df, VF x) {
-  constexpr float kCoefficients[] = {0.0013941213255748153f, 0.008375209756195545f,
-                                     0.04166635125875473f,   0.16666413843631744f,
-                                     0.5f,                   1.0f,
+  constexpr float kCoefficients[] = {0.0013941213255748153f,
+                                     0.008375209756195545f,
+                                     0.04166635125875473f,
+                                     0.16666413843631744f,
+                                     0.5f,
+                                     1.0f,
                                      1.0f};
   const hn::RebindToSigned<DF> di;
   const VF shift = hn::Set(df, 12582912.0f);  // 1.5 * 2^23
@@ -105,8 +108,8 @@ HWY_INLINE void RoundToPairs(const float* from, size_t n, float* to) {
   }
 }
 
-// Keys of a span, relative to its start.
-struct KeyRange {
+// Keys of a span, relative to its start, or rows, or elements of a row.
+struct Range {
   size_t begin;
   size_t end;
 };
@@ -133,36 +136,19 @@ class SpanOfKeys {
   }
 
   void Run() {
-    std::fill_n(args_.sums, args_.num_rows * args_.value_dim, 0.0f);
     if (seen_.begin >= seen_.end) {
+      std::fill_n(args_.sums, args_.num_rows * args_.value_dim, 0.0f);
       std::fill_n(args_.states, args_.num_rows,
                   SoftmaxState{-std::numeric_limits<float>::infinity(), 0.0f});
       return;
     }
-    LayOutQueries();
-    ForEachBlock(seen_, [&](size_t block, const KeyRange& keys) HWY_ATTR {
-      Score(block, keys.end);
-    });
+    ForEachBlock(seen_, [&](size_t block, const Range& keys) HWY_ATTR { Score(block, keys.end); });
     Weigh();
     // A weight of 0 hides a value from the rows that do not see it, unless it is infinite or no
     // number: then each row gets panels of its own, with the same sums.
     if (!SumValues({0, args_.num_rows}, seen_)) {
-      std::fill_n(args_.sums, args_.num_rows * args_.value_dim, 0.0f);
       for (size_t r = 0; r < args_.num_rows; ++r)
         SumValues({r, r + 1}, {args_.first[r], args_.last[r]});
-    }
-  }
-
- private:
-  static constexpr size_t kElements = kElementsPerWord<kPairs>;
-
-  // Calls body(block, its keys in the range, relative to the block) for all blocks of a range.
-  template <class Body>
-  HWY_INLINE void ForEachBlock(const KeyRange& range, const Body& body) {
-    for (size_t block = range.begin / kKvBlockTokens; block * kKvBlockTokens < range.end; ++block) {
-      const size_t start = block * kKvBlockTokens;
-      body(block, KeyRange{HWY_MAX(range.begin, start) - start,
-                           HWY_MIN(range.end - start, kKvBlockTokens)});
     }
   }
 
@@ -176,6 +162,33 @@ class SpanOfKeys {
       std::copy_n(args_.q[r] + key_split_, args_.key_dim - key_split_, to + second_part_);
       if constexpr (kPairs) RoundToPairs(to, layout_.padded_key, to);
     }
+  }
+
+ private:
+  static constexpr size_t kElements = kElementsPerWord<kPairs>;
+
+  // Calls body(block, its keys in the range, relative to the block) for all blocks of a range.
+  template <class Body>
+  HWY_INLINE void ForEachBlock(const Range& range, const Body& body) {
+    if (range.begin >= range.end) return;
+    for (size_t block = range.begin / kKvBlockTokens; block * kKvBlockTokens < range.end; ++block) {
+      const size_t start = block * kKvBlockTokens;
+      body(block,
+           Range{HWY_MAX(range.begin, start) - start, HWY_MIN(range.end - start, kKvBlockTokens)});
+    }
+  }
+
+  // The rows that see keys of a block, and what lies between them.
+  Range RowsOf(size_t block, const Range& rows) const {
+    const size_t start = block * kKvBlockTokens;
+    const auto sees = [&](size_t r) {
+      return args_.first[r] < args_.last[r] && args_.last[r] > start &&
+             args_.first[r] < start + kKvBlockTokens;
+    };
+    Range found = rows;
+    while (found.begin < found.end && !sees(found.begin)) ++found.begin;
+    while (found.begin < found.end && !sees(found.end - 1)) --found.end;
+    return found;
   }
 
   // The scores of keys [0, num_keys) of a block.
@@ -193,24 +206,29 @@ class SpanOfKeys {
   }
 
   // Products of the queries with the elements [part.begin, part.end) of the keys.
-  void MultiplyPart(size_t block, size_t num_keys, const KeyRange& part, float* out,
+  void MultiplyPart(size_t block, size_t num_keys, const Range& part, float* out,
                     size_t out_stride) {
     const size_t dim = part.end - part.begin;
+    const T* next = Next(args_.next_k, block);
     PackKeys<kPairs>(static_cast<const T*>(args_.k[block]) + part.begin, args_.key_dim, num_keys,
-                     dim, panel_);
-    for (size_t r = 0; r < args_.num_rows; ++r)
-      std::fill_n(out + r * out_stride, kKvBlockTokens, 0.0f);
+                     dim, next == nullptr ? next : next + part.begin, panel_);
+    const Range rows = RowsOf(block, {0, args_.num_rows});
     ProductArgs product;
-    product.a = q_ + (part.begin == 0 ? 0 : second_part_) / kElements;
+    product.a =
+        q_ + rows.begin * layout_.padded_key + (part.begin == 0 ? 0 : second_part_) / kElements;
     product.a_stride = layout_.padded_key;
-    product.num_rows = args_.num_rows;
+    product.num_rows = rows.end - rows.begin;
     product.b = panel_;
     product.b_stride = kKvBlockTokens;
     product.steps = (dim + kElements - 1) / kElements;
-    product.out = out;
+    product.out = out + rows.begin * out_stride;
     product.out_stride = out_stride;
     product.num_cols = hwy::RoundUpTo(num_keys, hn::Lanes(DF()));
-    AddProducts<kPairs>(product);
+    Multiply<kPairs>(product);
+  }
+
+  static const T* Next(const void* const* blocks, size_t block) {
+    return blocks == nullptr ? nullptr : static_cast<const T*>(blocks[block]);
   }
 
   // Scores of one block (+)= products with its codes, times the scales of its keys.
@@ -244,10 +262,10 @@ class SpanOfKeys {
   }
 
   // The weights of codes: p times the scale of its value, where the row sees it.
-  HWY_INLINE void ScaleWeights(const KeyRange& row, float* HWY_RESTRICT p) {
+  HWY_INLINE void ScaleWeights(const Range& row, float* HWY_RESTRICT p) {
     const DF df;
     const VF unit = hn::Set(df, kUnit<T>);
-    ForEachBlock(row, [&](size_t block, const KeyRange& keys) HWY_ATTR {
+    ForEachBlock(row, [&](size_t block, const Range& keys) HWY_ATTR {
       float* HWY_RESTRICT weights = p + block * kKvBlockTokens + keys.begin;
       const float* HWY_RESTRICT scales = args_.v_scales[block] + keys.begin;
       ForEachLanes(keys.end - keys.begin, [&](size_t i, size_t n) HWY_ATTR {
@@ -257,29 +275,33 @@ class SpanOfKeys {
     });
   }
 
-  // Adds the values of some keys to the sums of some rows; false if several rows meet a value that
-  // is not finite, which leaves the sums undefined.
-  bool SumValues(const KeyRange& rows, const KeyRange& range) {
+  // The sums of some rows over the values of some keys; false if several rows meet a value that is
+  // not finite, which leaves the sums undefined.
+  bool SumValues(const Range& rows, const Range& range) {
+    const size_t dim = args_.value_dim;
+    std::fill(args_.sums + rows.begin * dim, args_.sums + rows.end * dim, 0.0f);
     bool is_right = true;
-    if (range.begin >= range.end) return true;
-    ForEachBlock(range, [&](size_t block, const KeyRange& keys) HWY_ATTR {
-      const bool finite = PackValues<kPairs>(static_cast<const T*>(args_.v[block]),
-                                             args_.value_stride, keys.begin, keys.end,
-                                             args_.value_dim, panel_, layout_.padded_value);
-      is_right = is_right && (finite || rows.end - rows.begin == 1);
+    ForEachBlock(range, [&](size_t block, const Range& keys) HWY_ATTR {
       if (!is_right) return;
+      const Range seeing = RowsOf(block, rows);
+      const bool finite = PackValues<kPairs>(
+          static_cast<const T*>(args_.v[block]), args_.value_stride, keys.begin, keys.end, dim,
+          Next(args_.next_v, block), panel_, layout_.padded_value);
+      is_right = finite || seeing.end - seeing.begin <= 1;
       const size_t first = keys.begin / kElements;
       ProductArgs product;
-      product.a = scores_ + rows.begin * kAttentionSpan + block * kKvBlockTokens / kElements + first;
+      product.a =
+          scores_ + seeing.begin * kAttentionSpan + block * kKvBlockTokens / kElements + first;
       product.a_stride = kAttentionSpan;
-      product.num_rows = rows.end - rows.begin;
+      product.num_rows = seeing.end - seeing.begin;
       product.b = panel_ + first * layout_.padded_value;
       product.b_stride = layout_.padded_value;
       product.steps = (keys.end + kElements - 1) / kElements - first;
-      product.out = args_.sums + rows.begin * args_.value_dim;
-      product.out_stride = args_.value_dim;
-      product.num_cols = args_.value_dim;
-      AddProducts<kPairs>(product);
+      product.out = args_.sums + seeing.begin * dim;
+      product.out_stride = dim;
+      product.num_cols = dim;
+      product.add = true;
+      Multiply<kPairs>(product);
     });
     return is_right;
   }
@@ -292,7 +314,7 @@ class SpanOfKeys {
   float* const panel_;
   const size_t key_split_;
   const size_t second_part_;  // of a query, where it is laid out
-  KeyRange seen_;  // by any row
+  Range seen_;                // by any row
 };
 
 #if HWY_NATIVE_DOT_BF16
@@ -301,19 +323,33 @@ constexpr bool kHasPairs = true;
 constexpr bool kHasPairs = false;
 #endif
 
-template <class T, bool kMayUsePairs>
-HWY_INLINE void AttendSpanT(const AttentionSpanArgs& args) {
+// Calls body(SpanOfKeys) of the type of the cache and the kind of products.
+template <class T, bool kMayUsePairs, class Body>
+HWY_INLINE void WithProducts(const AttentionSpanArgs& args, const Body& body) {
   if constexpr (kMayUsePairs && kHasPairs) {
-    if (args.bf16_products) return SpanOfKeys<T, true>(args).Run();
+    if (args.bf16_products) return body(SpanOfKeys<T, true>(args));
   }
-  SpanOfKeys<T, false>(args).Run();
+  body(SpanOfKeys<T, false>(args));
 }
 
-void AttendF32(const AttentionSpanArgs& args) { AttendSpanT<float, false>(args); }
-void AttendBF16(const AttentionSpanArgs& args) { AttendSpanT<hwy::bfloat16_t, true>(args); }
-void AttendF16(const AttentionSpanArgs& args) { AttendSpanT<hwy::float16_t, false>(args); }
-void AttendI8(const AttentionSpanArgs& args) { AttendSpanT<int8_t, true>(args); }
-void AttendE4M3(const AttentionSpanArgs& args) { AttendSpanT<E4M3Code, true>(args); }
+template <class Body>
+HWY_INLINE void WithType(const AttentionSpanArgs& args, const Body& body) {
+  switch (args.kv_dtype) {
+    case DType::kBF16: return WithProducts<hwy::bfloat16_t, true>(args, body);
+    case DType::kF16: return WithProducts<hwy::float16_t, false>(args, body);
+    case DType::kI8: return WithProducts<int8_t, true>(args, body);
+    case DType::kF8E4M3: return WithProducts<E4M3Code, true>(args, body);
+    default: return WithProducts<float, false>(args, body);
+  }
+}
+
+void Attend(const AttentionSpanArgs& args) {
+  WithType(args, [](auto span) HWY_ATTR { span.Run(); });
+}
+
+void LayOut(const AttentionSpanArgs& args) {
+  WithType(args, [](auto span) HWY_ATTR { span.LayOutQueries(); });
+}
 
 void ScaleAndAdd(const float* HWY_RESTRICT x, float x_scale, size_t n, float out_scale,
                  float* HWY_RESTRICT out) {
@@ -333,11 +369,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace switchyard::kernels {
-HWY_EXPORT(AttendF32);
-HWY_EXPORT(AttendBF16);
-HWY_EXPORT(AttendF16);
-HWY_EXPORT(AttendI8);
-HWY_EXPORT(AttendE4M3);
+HWY_EXPORT(Attend);
+HWY_EXPORT(LayOut);
 HWY_EXPORT(ScaleAndAdd);
 
 AttentionScratch::AttentionScratch(size_t num_rows, size_t key_dim, size_t value_dim) {
@@ -350,15 +383,9 @@ AttentionScratch::AttentionScratch(size_t num_rows, size_t key_dim, size_t value
   floats = panel + kKvBlockTokens * std::max(padded_key, padded_value);
 }
 
-void AttendSpan(const AttentionSpanArgs& args) noexcept {
-  switch (args.kv_dtype) {
-    case DType::kBF16: return HWY_DYNAMIC_DISPATCH(AttendBF16)(args);
-    case DType::kF16: return HWY_DYNAMIC_DISPATCH(AttendF16)(args);
-    case DType::kI8: return HWY_DYNAMIC_DISPATCH(AttendI8)(args);
-    case DType::kF8E4M3: return HWY_DYNAMIC_DISPATCH(AttendE4M3)(args);
-    default: return HWY_DYNAMIC_DISPATCH(AttendF32)(args);
-  }
-}
+void LayOutQueries(const AttentionSpanArgs& args) noexcept { HWY_DYNAMIC_DISPATCH(LayOut)(args); }
+
+void AttendSpan(const AttentionSpanArgs& args) noexcept { HWY_DYNAMIC_DISPATCH(Attend)(args); }
 
 void MergeSpan(const SoftmaxState& span, const float* span_sums, size_t value_dim,
                SoftmaxState& state, float* sums) noexcept {

@@ -45,11 +45,11 @@ struct AttentionScratch {
 //   elements [0, key_split) of the keys, then [kKvBlockTokens] for the others unless key_split =
 //   key_dim; v_scales: pointers to [kKvBlockTokens]. What was not a number in a row shows in the
 //   scale, so a code is never NaN. Scores and weights are scaled, not the codes.
-// With bf16_products, where the CPU multiplies bf16 pairs and the cache holds no more than bf16 does
-// (kBF16 and codes), queries and weights are rounded to bf16, which doubles the arithmetic rate;
-// products, sums and the softmax stay f32.
-// Row r sees keys first[r] <= j < last[r] of the span (j relative to its start); first >= last
-// means none, and gives max = -infinity, denominator 0 and sums 0.
+// With bf16_products, where the CPU multiplies bf16 pairs and the cache holds no more than bf16
+// does (kBF16 and codes), queries and weights are rounded to bf16, which doubles the arithmetic
+// rate; products, sums and the softmax stay f32. Row r sees keys first[r] <= j < last[r] of the
+// span (j relative to its start); first >= last means none, and gives max = -infinity, denominator
+// 0 and sums 0.
 struct AttentionSpanArgs {
   const float* const* q = nullptr;
   size_t num_rows = 0;
@@ -64,12 +64,18 @@ struct AttentionSpanArgs {
   const float* const* k_scales = nullptr;
   const float* const* v_scales = nullptr;
   size_t key_split = 0;
+  // Blocks that the caller reads next, fetched from memory meanwhile; null, or some of them null.
+  const void* const* next_k = nullptr;
+  const void* const* next_v = nullptr;
   float scale = 1.0f;  // of the dot products, > 0
   bool bf16_products = false;
   float* scratch = nullptr;
   float* sums = nullptr;
   SoftmaxState* states = nullptr;
 };
+// Puts the queries into the scratch memory, for all spans that follow with the same queries: before
+// the first AttendSpan. Reads q, num_rows, the type and the sizes of the keys.
+void LayOutQueries(const AttentionSpanArgs& args) noexcept;
 void AttendSpan(const AttentionSpanArgs& args) noexcept;
 
 // Adds a span's result to what earlier spans gave: sums = sums * a + span_sums * b. Start from max

@@ -1,5 +1,5 @@
-// Keys and values of a block of the cache, laid out for the products of attention. Compiled once per
-// instruction set.
+// Keys and values of a block of the cache, laid out for the products of attention. Compiled once
+// per instruction set.
 #if defined(SWITCHYARD_KERNELS_ATTENTION_PANELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SWITCHYARD_KERNELS_ATTENTION_PANELS_INL_H_
 #undef SWITCHYARD_KERNELS_ATTENTION_PANELS_INL_H_
@@ -7,6 +7,7 @@
 #define SWITCHYARD_KERNELS_ATTENTION_PANELS_INL_H_
 #endif
 
+#include <cstddef>
 #include <hwy/highway.h>
 
 #include "kernels/attention/attention.h"
@@ -59,6 +60,13 @@ HWY_INLINE void TransposeWords(VF (&rows)[kLanes]) {
   }
 }
 
+// Asks for `bytes` at p, to be in the second-level cache when their turn comes: without it, memory
+// would idle while the block before is multiplied.
+HWY_INLINE void FetchAhead(const void* p, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64)
+    __builtin_prefetch(static_cast<const std::byte*>(p) + i, /*rw=*/0, /*locality=*/2);
+}
+
 // The keys of a block, transposed: words along d, keys in the lanes.
 //
 //        d ->                            key ->
@@ -66,16 +74,20 @@ HWY_INLINE void TransposeWords(VF (&rows)[kLanes]) {
 //       [ 0 1 2 3 .. ]   ->             [ . . . . .. 64 ]
 //
 // Shapes: keys [num_keys, stride] of which `dim` elements from the first are taken; panel [words,
-//   kKvBlockTokens], words = RoundUp(dim / elements per word, lanes). Columns from num_keys to whole
-//   vectors repeat the last key; those beyond are not written.
+//   kKvBlockTokens], words = RoundUp(dim / elements per word, lanes). Columns from num_keys to
+//   whole vectors repeat the last key; those beyond are not written. next: keys as many as these
+//   that are read later, or null.
 template <bool kPairs, class T>
 HWY_NOINLINE void PackKeys(const T* HWY_RESTRICT keys, size_t stride, size_t num_keys, size_t dim,
-                           float* HWY_RESTRICT panel) {
+                           const T* next, float* HWY_RESTRICT panel) {
   const DF df;
   constexpr size_t kLanes = HWY_MAX_LANES_D(DF);
   constexpr size_t kElements = kElementsPerWord<kPairs> * kLanes;
   for (size_t j0 = 0; j0 < num_keys; j0 += kLanes) {
     for (size_t d = 0; d < dim; d += kElements) {
+      constexpr size_t kSquare = kLanes * kElements;
+      if (next != nullptr)  // in the order of addresses, whatever is read here
+        FetchAhead(next + j0 * stride + d * kLanes, kSquare * sizeof(T));
       VF rows[kLanes];
       SY_UNROLL
       for (size_t j = 0; j < kLanes; ++j) {
@@ -94,11 +106,13 @@ HWY_NOINLINE void PackKeys(const T* HWY_RESTRICT keys, size_t stride, size_t num
 // values (2 j, 2 j + 1). Keys outside [begin, end) are zeros or are not written.
 //
 // Shapes: values [kKvBlockTokens, stride], of which the rows from begin to end are read; panel
-//   [kKvBlockTokens / elements per word, panel_stride], panel_stride a multiple of 2 vectors.
+//   [kKvBlockTokens / elements per word, panel_stride], panel_stride a multiple of 2 vectors. next:
+//   the same rows of a block that is read later, or null.
 // Returns whether all values of the range are finite.
 template <bool kPairs, class T>
 HWY_NOINLINE bool PackValues(const T* HWY_RESTRICT values, size_t stride, size_t begin, size_t end,
-                             size_t dim, float* HWY_RESTRICT panel, size_t panel_stride) {
+                             size_t dim, const T* next, float* HWY_RESTRICT panel,
+                             size_t panel_stride) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   // 0 * x is 0 for finite x only.
@@ -115,6 +129,7 @@ HWY_NOINLINE bool PackValues(const T* HWY_RESTRICT values, size_t stride, size_t
       return hn::BitCast(d16, words);
     };
     for (size_t j = begin / 2 * 2; j < end; j += 2) {
+      if (next != nullptr) FetchAhead(next + j * stride, 2 * dim * sizeof(T));
       for (size_t d = 0; d < dim; d += 2 * lanes) {
         const auto even = row(j, d);
         const auto odd = row(j + 1, d);
@@ -125,6 +140,7 @@ HWY_NOINLINE bool PackValues(const T* HWY_RESTRICT values, size_t stride, size_t
     }
   } else {
     for (size_t j = begin; j < end; ++j) {
+      if (next != nullptr) FetchAhead(next + j * stride, dim * sizeof(T));
       for (size_t d = 0; d < dim; d += lanes) {
         const VF words = LoadWords<kPairs>(df, values + j * stride + d, dim - d);
         zero = hn::MulAdd(words, hn::Zero(df), zero);

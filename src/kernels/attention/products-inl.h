@@ -7,9 +7,8 @@
 #define SWITCHYARD_KERNELS_ATTENTION_PRODUCTS_INL_H_
 #endif
 
-#include <hwy/highway.h>
-
 #include <cstring>
+#include <hwy/highway.h>
 
 #include "kernels/load-inl.h"
 #include "switchyard/core/macros.h"
@@ -17,8 +16,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::kernels::HWY_NAMESPACE {
 
-// out[r][c] += sum over steps i of a[r][i] * b[i][c], in ascending order of i. Where kPairs, a word
-// of a or b is two bf16 that meet in one pair product; else it is a float.
+// out[r][c] (+)= sum over steps i of a[r][i] * b[i][c], in ascending order of i. Where kPairs, a
+// word of a or b is two bf16 that meet in one pair product; else it is a float.
 //
 //            i ->               c -> lanes                      c ->
 //   a  r  [ . . . . ]   x   i [ . . . . . . . . ]   +->  out  r [ + + + + + + + + ]
@@ -35,6 +34,7 @@ struct ProductArgs {
   float* out = nullptr;  // [num_rows, num_cols]
   size_t out_stride = 0;
   size_t num_cols = 0;
+  bool add = false;  // to what is there, else to 0
 };
 
 // Rows of one register tile, four vectors wide.
@@ -69,7 +69,9 @@ HWY_INLINE void ProductTile(const ProductArgs& args, size_t r0, size_t c0, size_
     SY_UNROLL
     for (size_t v = 0; v < kVectors; ++v) {
       const float* from = out + r * args.out_stride + v * lanes;
-      sums[r * kVectors + v] = kVectors == 1 ? hn::LoadN(df, from, num_cols) : hn::LoadU(df, from);
+      sums[r * kVectors + v] = !args.add       ? hn::Zero(df)
+                               : kVectors == 1 ? hn::LoadN(df, from, num_cols)
+                                               : hn::LoadU(df, from);
     }
   }
   for (size_t i = 0; i < args.steps; ++i) {
@@ -109,7 +111,7 @@ HWY_INLINE void ProductTileOfHeight(const ProductArgs& args, size_t rows, size_t
 
 // Columns outside, so that their part of b stays in a cache while all rows pass over it.
 template <bool kPairs>
-HWY_NOINLINE void AddProducts(const ProductArgs& args) {
+HWY_NOINLINE void MultiplySteps(const ProductArgs& args) {
   const size_t lanes = hn::Lanes(DF());
   const auto all_rows = [&](const auto& tile) HWY_ATTR {
     for (size_t r = 0; r < args.num_rows; r += kProductRows)
@@ -127,6 +129,22 @@ HWY_NOINLINE void AddProducts(const ProductArgs& args) {
                                                    HWY_MIN(lanes, args.num_cols - c));
     });
   }
+}
+
+// Of many steps, some at a time: 4 vectors of b for each of them are half of a first-level cache.
+template <bool kPairs>
+HWY_INLINE void Multiply(ProductArgs args) {
+  constexpr size_t kSteps = 64;
+  while (args.steps > kSteps) {
+    ProductArgs part = args;
+    part.steps = kSteps;
+    MultiplySteps<kPairs>(part);
+    args.a += kSteps;
+    args.b += kSteps * args.b_stride;
+    args.steps -= kSteps;
+    args.add = true;
+  }
+  MultiplySteps<kPairs>(args);
 }
 
 }  // namespace switchyard::kernels::HWY_NAMESPACE
