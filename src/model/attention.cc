@@ -382,7 +382,7 @@ void StoreKeysAndValues(ExecContext& context, const ModelConfig& config,
   size_t chunk_row = 0;
   for (const SequenceChunk& chunk : chunks) {
     const BlockTable& table = chunk.tables[view.group];
-    constexpr size_t kTokensPerTask = 16;
+    constexpr size_t kTokensPerTask = 4;
     context.pool.Run((chunk.tokens.size() + kTokensPerTask - 1) / kTokensPerTask, [&](size_t task,
                                                                                       size_t) {
       const size_t end = std::min(chunk.tokens.size(), (task + 1) * kTokensPerTask);

@@ -42,7 +42,8 @@
 namespace switchyard {
 namespace {
 
-constexpr size_t kTokensPerTask = 16;
+// Few, so that the rows of a batch of answers are spread over the threads too.
+constexpr size_t kTokensPerTask = 4;
 
 // Calls body(token) for all tokens, some to a task.
 template <typename Body>

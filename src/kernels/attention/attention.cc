@@ -354,14 +354,20 @@ void LayOut(const AttentionSpanArgs& args) {
 void ScaleAndAdd(const float* HWY_RESTRICT x, float x_scale, size_t n, float out_scale,
                  float* HWY_RESTRICT out) {
   const DF df;
-  const size_t lanes = hn::Lanes(df);
   const VF xs = hn::Set(df, x_scale);
   const VF os = hn::Set(df, out_scale);
-  for (size_t i = 0; i < n; i += lanes) {
-    const size_t m = HWY_MIN(lanes, n - i);
+  ForEachLanes(n, [&](size_t i, size_t m) HWY_ATTR {
     const VF scaled = hn::Mul(hn::LoadN(df, out + i, m), os);
     hn::StoreN(hn::MulAdd(xs, hn::LoadN(df, x + i, m), scaled), df, out + i, m);
-  }
+  });
+}
+
+// x and out may be the same.
+void ScaleRow(const float* x, float scale, size_t n, float* out) {
+  const DF df;
+  ForEachLanes(n, [&](size_t i, size_t m) HWY_ATTR {
+    hn::StoreN(hn::Mul(hn::LoadN(df, x + i, m), hn::Set(df, scale)), df, out + i, m);
+  });
 }
 
 }  // namespace switchyard::kernels::HWY_NAMESPACE
@@ -372,6 +378,7 @@ namespace switchyard::kernels {
 HWY_EXPORT(Attend);
 HWY_EXPORT(LayOut);
 HWY_EXPORT(ScaleAndAdd);
+HWY_EXPORT(ScaleRow);
 
 AttentionScratch::AttentionScratch(size_t num_rows, size_t key_dim, size_t value_dim) {
   constexpr size_t kStep = 32;  // two vectors of every instruction set, and whole lines
@@ -402,15 +409,14 @@ void MergeSpan(const SoftmaxState& span, const float* span_sums, size_t value_di
 void MergeSink(float score, size_t value_dim, SoftmaxState& state, float* sums) noexcept {
   const float max = std::max(state.max, score);
   const float keep = std::exp(state.max - max);
-  for (size_t i = 0; i < value_dim; ++i) sums[i] *= keep;
+  HWY_DYNAMIC_DISPATCH(ScaleRow)(sums, keep, value_dim, sums);
   state.denominator = state.denominator * keep + std::exp(score - max);
   state.max = max;
 }
 
 void FinishAttention(const SoftmaxState& state, const float* sums, size_t value_dim,
                      float* out) noexcept {
-  const float scale = 1.0f / state.denominator;
-  for (size_t i = 0; i < value_dim; ++i) out[i] = sums[i] * scale;
+  HWY_DYNAMIC_DISPATCH(ScaleRow)(sums, 1.0f / state.denominator, value_dim, out);
 }
 
 }  // namespace switchyard::kernels

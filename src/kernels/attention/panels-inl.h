@@ -102,37 +102,55 @@ HWY_NOINLINE void PackKeys(const T* HWY_RESTRICT keys, size_t stride, size_t num
   }
 }
 
+// Remembers the largest magnitude among the words of a panel, by their bits without the sign.
+template <bool kPairs>
+class LargestMagnitude {
+ public:
+  HWY_INLINE LargestMagnitude() { largest_ = hn::Zero(kTag); }
+  HWY_INLINE void Add(VF words) {
+    largest_ =
+        hn::Max(largest_, hn::And(hn::BitCast(kTag, words), hn::Set(kTag, kInfinity | kFraction)));
+  }
+  HWY_INLINE bool IsFinite() const {
+    return hn::AllTrue(kTag, hn::Lt(largest_, hn::Set(kTag, kInfinity)));
+  }
+
+ private:
+  using Bits = hwy::If<kPairs, uint16_t, uint32_t>;
+  static constexpr Bits kInfinity = static_cast<Bits>(kPairs ? 0x7f80u : 0x7f800000u);
+  static constexpr Bits kFraction = static_cast<Bits>(kPairs ? 0x7fu : 0x7fffffu);
+  static constexpr hn::Repartition<Bits, DF> kTag{};
+  hn::Vec<hn::Repartition<Bits, DF>> largest_;
+};
+
 // The values of a block: words along the keys, d in the lanes. Where kPairs, words are pairs of
 // values (2 j, 2 j + 1). Keys outside [begin, end) are zeros or are not written.
 //
 // Shapes: values [kKvBlockTokens, stride], of which the rows from begin to end are read; panel
 //   [kKvBlockTokens / elements per word, panel_stride], panel_stride a multiple of 2 vectors. next:
 //   the same rows of a block that is read later, or null.
-// Returns whether all values of the range are finite.
+// Returns whether all values of the range are finite: 0 * x is 0 for these only.
 template <bool kPairs, class T>
 HWY_NOINLINE bool PackValues(const T* HWY_RESTRICT values, size_t stride, size_t begin, size_t end,
                              size_t dim, const T* next, float* HWY_RESTRICT panel,
                              size_t panel_stride) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
-  // 0 * x is 0 for finite x only.
-  VF zero = hn::Zero(df);
+  LargestMagnitude<kPairs> largest;
+  const auto load = [&](size_t j, size_t d) HWY_ATTR {
+    const bool is_there = j >= begin && j < end;
+    const VF words =
+        is_there ? LoadWords<kPairs>(df, values + j * stride + d, dim - d) : hn::Zero(df);
+    largest.Add(words);
+    return words;
+  };
   if constexpr (kPairs) {
-    const hn::Repartition<hwy::bfloat16_t, DF> db;
     const hn::Repartition<uint16_t, DF> d16;
-    const auto row = [&](size_t j, size_t d) HWY_ATTR {
-      const bool is_there = j >= begin && j < end;
-      const VF words =
-          is_there ? LoadWords<kPairs>(df, values + j * stride + d, dim - d) : hn::Zero(df);
-      VF unused = hn::Zero(df);
-      zero = hn::ReorderWidenMulAccumulate(df, hn::BitCast(db, words), hn::Zero(db), zero, unused);
-      return hn::BitCast(d16, words);
-    };
     for (size_t j = begin / 2 * 2; j < end; j += 2) {
       if (next != nullptr) FetchAhead(next + j * stride, 2 * dim * sizeof(T));
       for (size_t d = 0; d < dim; d += 2 * lanes) {
-        const auto even = row(j, d);
-        const auto odd = row(j + 1, d);
+        const auto even = hn::BitCast(d16, load(j, d));
+        const auto odd = hn::BitCast(d16, load(j + 1, d));
         float* HWY_RESTRICT to = panel + j / 2 * panel_stride + d;
         hn::StoreU(hn::BitCast(df, hn::InterleaveWholeLower(d16, even, odd)), df, to);
         hn::StoreU(hn::BitCast(df, hn::InterleaveWholeUpper(d16, even, odd)), df, to + lanes);
@@ -141,14 +159,11 @@ HWY_NOINLINE bool PackValues(const T* HWY_RESTRICT values, size_t stride, size_t
   } else {
     for (size_t j = begin; j < end; ++j) {
       if (next != nullptr) FetchAhead(next + j * stride, dim * sizeof(T));
-      for (size_t d = 0; d < dim; d += lanes) {
-        const VF words = LoadWords<kPairs>(df, values + j * stride + d, dim - d);
-        zero = hn::MulAdd(words, hn::Zero(df), zero);
-        hn::StoreU(words, df, panel + j * panel_stride + d);
-      }
+      for (size_t d = 0; d < dim; d += lanes)
+        hn::StoreU(load(j, d), df, panel + j * panel_stride + d);
     }
   }
-  return hn::AllTrue(df, hn::Eq(zero, hn::Zero(df)));
+  return largest.IsFinite();
 }
 
 }  // namespace switchyard::kernels::HWY_NAMESPACE
