@@ -284,6 +284,9 @@ class SpanOfKeys {
     ForEachBlock(range, [&](size_t block, const Range& keys) HWY_ATTR {
       if (!is_right) return;
       const Range seeing = RowsOf(block, rows);
+      if constexpr (!kPairs) {
+        if (AreOneQuery(rows)) return AddValues(block, keys, rows);
+      }
       const bool finite = PackValues<kPairs>(
           static_cast<const T*>(args_.v[block]), args_.value_stride, keys.begin, keys.end, dim,
           Next(args_.next_v, block), panel_, layout_.padded_value);
@@ -304,6 +307,42 @@ class SpanOfKeys {
       Multiply<kPairs>(product);
     });
     return is_right;
+  }
+
+  // Whether these are few rows that see the same keys, as the heads of one query do.
+  bool AreOneQuery(const Range& rows) const {
+    const auto differs = [&](size_t r) {
+      return args_.first[r] != args_.first[rows.begin] || args_.last[r] != args_.last[rows.begin];
+    };
+    if (rows.end - rows.begin > 2 * kProductRows) return false;
+    for (size_t r = rows.begin; r < rows.end; ++r) {
+      if (differs(r)) return false;
+    }
+    return true;
+  }
+
+  // Adds values as they lie in the cache, some at a time, so that what is fetched ahead spreads: a
+  // panel would not pay, and nothing has to be hidden.
+  void AddValues(size_t block, const Range& keys, const Range& rows) {
+    constexpr size_t kSteps = 8;
+    const size_t dim = args_.value_dim;
+    const T* next = Next(args_.next_v, block);
+    ProductArgs product;
+    product.a_stride = kAttentionSpan;
+    product.num_rows = rows.end - rows.begin;
+    product.b_stride = args_.value_stride;
+    product.out = args_.sums + rows.begin * dim;
+    product.out_stride = dim;
+    product.num_cols = dim;
+    product.add = true;
+    for (size_t j = keys.begin; j < keys.end; j += kSteps) {
+      product.steps = HWY_MIN(kSteps, keys.end - j);
+      const size_t at = j * args_.value_stride;
+      if (next != nullptr) FetchAhead(next + at, product.steps * args_.value_stride * sizeof(T));
+      product.a = scores_ + rows.begin * kAttentionSpan + block * kKvBlockTokens + j;
+      product.b = static_cast<const T*>(args_.v[block]) + at;
+      Multiply<false, T>(product);
+    }
   }
 
   const AttentionSpanArgs& args_;

@@ -82,7 +82,9 @@ HWY_NOINLINE void PackKeys(const T* HWY_RESTRICT keys, size_t stride, size_t num
                            const T* next, float* HWY_RESTRICT panel) {
   const DF df;
   constexpr size_t kLanes = HWY_MAX_LANES_D(DF);
-  constexpr size_t kElements = kElementsPerWord<kPairs> * kLanes;
+  // bf16 is transposed in pairs, whatever becomes of them.
+  constexpr bool kMovesPairs = kPairs || hwy::IsSame<T, hwy::bfloat16_t>();
+  constexpr size_t kElements = kElementsPerWord<kMovesPairs> * kLanes;
   for (size_t j0 = 0; j0 < num_keys; j0 += kLanes) {
     for (size_t d = 0; d < dim; d += kElements) {
       constexpr size_t kSquare = kLanes * kElements;
@@ -92,12 +94,22 @@ HWY_NOINLINE void PackKeys(const T* HWY_RESTRICT keys, size_t stride, size_t num
       SY_UNROLL
       for (size_t j = 0; j < kLanes; ++j) {
         const T* HWY_RESTRICT key = keys + HWY_MIN(j0 + j, num_keys - 1) * stride;
-        rows[j] = LoadWords<kPairs>(df, key + d, dim - d);
+        rows[j] = LoadWords<kMovesPairs>(df, key + d, dim - d);
       }
       TransposeWords(rows);
       float* HWY_RESTRICT to = panel + d / kElementsPerWord<kPairs> * kKvBlockTokens + j0;
       SY_UNROLL
-      for (size_t i = 0; i < kLanes; ++i) hn::StoreU(rows[i], df, to + i * kKvBlockTokens);
+      for (size_t i = 0; i < kLanes; ++i) {
+        if constexpr (kMovesPairs && !kPairs) {
+          const hn::RebindToUnsigned<DF> du;
+          const auto pair = hn::BitCast(du, rows[i]);
+          const auto odd = hn::And(pair, hn::Set(du, 0xffff0000u));
+          hn::StoreU(hn::BitCast(df, hn::ShiftLeft<16>(pair)), df, to + 2 * i * kKvBlockTokens);
+          hn::StoreU(hn::BitCast(df, odd), df, to + (2 * i + 1) * kKvBlockTokens);
+        } else {
+          hn::StoreU(rows[i], df, to + i * kKvBlockTokens);
+        }
+      }
     }
   }
 }

@@ -28,7 +28,7 @@ struct ProductArgs {
   const float* a = nullptr;  // [num_rows, steps] words
   size_t a_stride = 0;
   size_t num_rows = 0;
-  const float* b = nullptr;  // [steps, num_cols] words, readable up to whole vectors of columns
+  const void* b = nullptr;  // [steps, num_cols] words; or numbers of the cache, widened here
   size_t b_stride = 0;
   size_t steps = 0;
   float* out = nullptr;  // [num_rows, num_cols]
@@ -56,12 +56,12 @@ HWY_INLINE VF AddProduct(DF df, VF a, VF b, VF sum) {
 }
 
 // kRows x (kVectors vectors) of outputs; with kVectors = 1 only the first num_cols of them.
-template <bool kPairs, size_t kRows, size_t kVectors>
+template <bool kPairs, size_t kRows, size_t kVectors, class TB>
 HWY_INLINE void ProductTile(const ProductArgs& args, size_t r0, size_t c0, size_t num_cols) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   const float* HWY_RESTRICT a = args.a + r0 * args.a_stride;
-  const float* HWY_RESTRICT b = args.b + c0;
+  const TB* HWY_RESTRICT b = static_cast<const TB*>(args.b) + c0;
   float* HWY_RESTRICT out = args.out + r0 * args.out_stride + c0;
   VF sums[kRows * kVectors];
   SY_UNROLL
@@ -77,7 +77,10 @@ HWY_INLINE void ProductTile(const ProductArgs& args, size_t r0, size_t c0, size_
   for (size_t i = 0; i < args.steps; ++i) {
     VF bv[kVectors];
     SY_UNROLL
-    for (size_t v = 0; v < kVectors; ++v) bv[v] = hn::LoadU(df, b + i * args.b_stride + v * lanes);
+    for (size_t v = 0; v < kVectors; ++v) {
+      const TB* HWY_RESTRICT from = b + i * args.b_stride + v * lanes;
+      bv[v] = kVectors == 1 && num_cols < lanes ? LoadF32N(df, from, num_cols) : LoadF32(df, from);
+    }
     SY_UNROLL
     for (size_t r = 0; r < kRows; ++r) {
       const VF av = hn::Set(df, a[r * args.a_stride + i]);
@@ -101,16 +104,16 @@ HWY_INLINE void ProductTile(const ProductArgs& args, size_t r0, size_t c0, size_
 }
 
 // A tile of `rows` <= kRows rows: picks the instance with that height.
-template <bool kPairs, size_t kRows, size_t kVectors>
+template <bool kPairs, size_t kRows, size_t kVectors, class TB>
 HWY_INLINE void ProductTileOfHeight(const ProductArgs& args, size_t rows, size_t r0, size_t c0,
                                     size_t num_cols) {
-  if (rows == kRows) return ProductTile<kPairs, kRows, kVectors>(args, r0, c0, num_cols);
+  if (rows == kRows) return ProductTile<kPairs, kRows, kVectors, TB>(args, r0, c0, num_cols);
   if constexpr (kRows > 1)
-    ProductTileOfHeight<kPairs, kRows - 1, kVectors>(args, rows, r0, c0, num_cols);
+    ProductTileOfHeight<kPairs, kRows - 1, kVectors, TB>(args, rows, r0, c0, num_cols);
 }
 
 // Columns outside, so that their part of b stays in a cache while all rows pass over it.
-template <bool kPairs>
+template <bool kPairs, class TB>
 HWY_NOINLINE void MultiplySteps(const ProductArgs& args) {
   const size_t lanes = hn::Lanes(DF());
   const auto all_rows = [&](const auto& tile) HWY_ATTR {
@@ -120,31 +123,31 @@ HWY_NOINLINE void MultiplySteps(const ProductArgs& args) {
   size_t c = 0;
   for (; c + 4 * lanes <= args.num_cols; c += 4 * lanes) {
     all_rows([&](size_t rows, size_t r) HWY_ATTR {
-      ProductTileOfHeight<kPairs, kProductRows, 4>(args, rows, r, c, 4 * lanes);
+      ProductTileOfHeight<kPairs, kProductRows, 4, TB>(args, rows, r, c, 4 * lanes);
     });
   }
   for (; c < args.num_cols; c += lanes) {
     all_rows([&](size_t rows, size_t r) HWY_ATTR {
-      ProductTileOfHeight<kPairs, kProductRows, 1>(args, rows, r, c,
-                                                   HWY_MIN(lanes, args.num_cols - c));
+      ProductTileOfHeight<kPairs, kProductRows, 1, TB>(args, rows, r, c,
+                                                       HWY_MIN(lanes, args.num_cols - c));
     });
   }
 }
 
 // Of many steps, some at a time: 4 vectors of b for each of them are half of a first-level cache.
-template <bool kPairs>
+template <bool kPairs, class TB = float>
 HWY_INLINE void Multiply(ProductArgs args) {
   constexpr size_t kSteps = 64;
   while (args.steps > kSteps) {
     ProductArgs part = args;
     part.steps = kSteps;
-    MultiplySteps<kPairs>(part);
+    MultiplySteps<kPairs, TB>(part);
     args.a += kSteps;
-    args.b += kSteps * args.b_stride;
+    args.b = static_cast<const TB*>(args.b) + kSteps * args.b_stride;
     args.steps -= kSteps;
     args.add = true;
   }
-  MultiplySteps<kPairs>(args);
+  MultiplySteps<kPairs, TB>(args);
 }
 
 }  // namespace switchyard::kernels::HWY_NAMESPACE
