@@ -17,8 +17,18 @@ using kernels::kAttentionSpan;
 using kernels::kBlocksPerSpan;
 static_assert(kernels::kKvBlockTokens == kKvBlockSize);
 
-// Queries (times the heads that share a key head) that one task takes together.
-constexpr size_t kRowsPerTile = 32;
+// Queries (times the heads that share a key head) that one task takes together: many, so that
+// laying out a block of keys is little beside the products with it, but all of them in a core's
+// cache.
+constexpr size_t kMostRowsPerTile = 256;
+constexpr size_t kFewestRowsPerTile = 32;
+
+// As many as leave each thread a few tiles.
+size_t RowsPerTile(size_t num_rows, size_t num_threads) {
+  size_t rows = kMostRowsPerTile;
+  while (rows > kFewestRowsPerTile && num_rows < 4 * num_threads * rows) rows /= 2;
+  return rows;
+}
 
 std::byte* BlockAt(const KvLayerView& layer, uint32_t block) {
   return layer.data + block * layer.block_bytes;
@@ -41,8 +51,8 @@ size_t FirstKey(size_t position, size_t window) {
 }
 
 std::span<Tile> MakeTiles(ExecContext& context, std::span<const SequenceChunk> chunks,
-                          size_t window, const QueryHeads& heads) {
-  const size_t queries_per_tile = std::max<size_t>(1, kRowsPerTile / heads.group);
+                          size_t window, const QueryHeads& heads, size_t rows_per_tile) {
+  const size_t queries_per_tile = std::max<size_t>(1, rows_per_tile / heads.group);
   size_t count = 0;
   for (const SequenceChunk& chunk : chunks)
     count += (chunk.tokens.size() + queries_per_tile - 1) / queries_per_tile * heads.count;
@@ -80,29 +90,31 @@ struct Partial {
 class LayerAttention {
  public:
   LayerAttention(ExecContext& context, const ModelConfig& config, const KvView& cache, size_t layer,
-                 const QueryHeads& heads, ConstRows q, Rows out)
+                 DType act_dtype, const QueryHeads& heads, ConstRows q, Rows out)
       : context_(context),
         layout_(config, cache.dtype),
         layer_(cache.layers[layer]),
         window_(config.layers[layer].window),
+        bf16_products_(act_dtype == DType::kBF16),
         heads_(heads),
         group_(heads.group),
         shape_(layout_.shape()),
         width_(heads.count == 0 ? 0 : out.cols / (heads.count * heads.group)),
         scale_(static_cast<float>(config.score_scale /
                                   std::sqrt(static_cast<double>(config.head_dim)))),
-        max_rows_(std::max(kRowsPerTile, group_)),
+        rows_per_tile_(RowsPerTile(q.rows * heads.count * heads.group, context.pool.num_threads())),
+        max_rows_(std::max(rows_per_tile_, group_)),
         q_(q),
         out_(out),
-        scores_(context.arena
-                    .AllocateSpan<float>(context.pool.num_threads() * max_rows_ * kAttentionSpan)
-                    .data()) {}
+        scratch_floats_(kernels::AttentionScratch(max_rows_, shape_.key_dim, width_).floats),
+        scratch_(context.arena.AllocateSpan<float>(context.pool.num_threads() * scratch_floats_)
+                     .data()) {}
 
   void Run(std::span<const SequenceChunk> chunks) {
-    const std::span<Tile> tiles = MakeTiles(context_, chunks, window_, heads_);
+    const std::span<Tile> tiles = MakeTiles(context_, chunks, window_, heads_, rows_per_tile_);
     size_t max_spans = 0;
     for (const Tile& tile : tiles) max_spans = std::max(max_spans, tile.end_span - tile.first_span);
-    if (tiles.size() < 2 * context_.pool.num_threads() && max_spans > 1) {
+    if (tiles.size() < 4 * context_.pool.num_threads() && max_spans > 1) {
       RunSpansInParallel(tiles, max_spans);
     } else {
       RunTilesInParallel(tiles);
@@ -126,23 +138,32 @@ class LayerAttention {
       const Tile& tile = tiles[task];
       const Partial total = PartialAt(totals, worker);
       Clear(tile, total);
+      TileReader reader(*this, tile, worker);
       for (size_t span = tile.first_span; span < tile.end_span; ++span) {
-        AttendSpan(tile, span, worker, PartialAt(of_span, worker));
+        reader.Attend(span, span + 1 < tile.end_span, PartialAt(of_span, worker));
         Merge(tile, PartialAt(of_span, worker), total);
       }
       Finish(tile, total);
     });
   }
 
-  // Few tiles over long contexts: spans are spread over the workers, then merged in the same order
-  // as above, which gives the same bits.
+  // Few tiles over long contexts: runs of spans are spread over the workers, then merged in the
+  // same order as above, which gives the same bits.
   void RunSpansInParallel(std::span<const Tile> tiles, size_t max_spans) {
+    const size_t runs_wanted =
+        std::max<size_t>(1, 4 * context_.pool.num_threads() / std::max<size_t>(1, tiles.size()));
+    const size_t run = (max_spans + runs_wanted - 1) / runs_wanted;
+    const size_t runs = (max_spans + run - 1) / run;
     const Partial of_spans = AllocatePartials(tiles.size() * max_spans);
     const Partial totals = AllocatePartials(tiles.size());
-    context_.pool.Run(tiles.size() * max_spans, [&](size_t task, size_t worker) {
-      const Tile& tile = tiles[task / max_spans];
-      const size_t span = tile.first_span + task % max_spans;
-      if (span < tile.end_span) AttendSpan(tile, span, worker, PartialAt(of_spans, task));
+    context_.pool.Run(tiles.size() * runs, [&](size_t task, size_t worker) {
+      const size_t tile = task / runs;
+      const size_t first = tiles[tile].first_span + task % runs * run;
+      TileReader reader(*this, tiles[tile], worker);
+      for (size_t span = first; span < std::min(first + run, tiles[tile].end_span); ++span) {
+        reader.Attend(span, span + 1 < first + run,
+                      PartialAt(of_spans, tile * max_spans + span - tiles[tile].first_span));
+      }
     });
     context_.pool.Run(tiles.size(), [&](size_t index, size_t) {
       const Tile& tile = tiles[index];
@@ -155,62 +176,92 @@ class LayerAttention {
     });
   }
 
-  void AttendSpan(const Tile& tile, size_t span, size_t worker, const Partial& result) const {
-    const size_t num_rows = tile.num_queries * group_;
-    const size_t start = span * kAttentionSpan;
-    const float* q_rows[512];
-    uint32_t first[512];
-    uint32_t last[512];
-    SY_CHECK(num_rows <= 512);
-    for (size_t i = 0; i < tile.num_queries; ++i) {
-      const size_t position = tile.position + i;
-      const auto clip = [&](size_t key) {
-        return static_cast<uint32_t>(std::min(kAttentionSpan, key > start ? key - start : 0));
-      };
-      for (size_t h = 0; h < group_; ++h) {
-        q_rows[i * group_ + h] =
-            q_.Row(tile.first_row + i) + (tile.head * group_ + h) * shape_.key_dim;
-        first[i * group_ + h] = clip(FirstKey(position, window_));
-        last[i * group_ + h] = clip(position + 1);
-      }
-    }
-    const BlockTable& table = tile.chunk->tables[layer_.group];
+  // Where one span of a key head lies in the cache.
+  struct SpanBlocks {
     const void* k[kBlocksPerSpan] = {};
     const void* v[kBlocksPerSpan] = {};
     const float* k_scales[kBlocksPerSpan] = {};
     const float* v_scales[kBlocksPerSpan] = {};
+  };
+  SpanBlocks FindBlocks(const Tile& tile, size_t span) const {
+    const BlockTable& table = tile.chunk->tables[layer_.group];
+    const size_t head = heads_.first + tile.head;
+    SpanBlocks found;
     for (size_t b = 0; b < kBlocksPerSpan; ++b) {
       const size_t block = span * kBlocksPerSpan + b;
       if (block < table.first_block || block - table.first_block >= table.blocks.size())
         continue;  // not visible
       const std::byte* data = BlockAt(layer_, table.blocks[block - table.first_block]);
-      const size_t head = heads_.first + tile.head;
-      k[b] = data + layout_.Keys(head);
-      v[b] = data + layout_.Values(head);
+      found.k[b] = data + layout_.Keys(head);
+      found.v[b] = data + layout_.Values(head);
       if (!IsKvCode(layout_.dtype())) continue;
-      k_scales[b] = reinterpret_cast<const float*>(data + layout_.KeyScales(head));
-      v_scales[b] = reinterpret_cast<const float*>(data + layout_.ValueScales(head));
+      found.k_scales[b] = reinterpret_cast<const float*>(data + layout_.KeyScales(head));
+      found.v_scales[b] = reinterpret_cast<const float*>(data + layout_.ValueScales(head));
     }
-    kernels::AttentionSpanArgs args;
-    args.q = q_rows;
-    args.num_rows = num_rows;
-    args.first = first;
-    args.last = last;
-    args.k = k;
-    args.v = v;
-    args.kv_dtype = layout_.dtype();
-    args.key_dim = shape_.key_dim;
-    args.value_dim = width_;
-    args.value_stride = shape_.value_dim == 0 ? shape_.key_dim : shape_.value_dim;
-    args.k_scales = k_scales;
-    args.v_scales = v_scales;
-    args.key_split = layout_.key_split();
-    args.scale = scale_;
-    args.scores = scores_ + worker * max_rows_ * kAttentionSpan;
-    args.sums = result.sums;
-    args.states = result.states;
-    kernels::AttendSpan(args);
+    return found;
   }
+
+  // Takes one tile through some of its spans, on one worker.
+  class TileReader {
+   public:
+    TileReader(const LayerAttention& layer, const Tile& tile, size_t worker)
+        : layer_(layer), tile_(tile) {
+      const size_t group = layer.group_;
+      const size_t num_rows = tile.num_queries * group;
+      SY_CHECK(num_rows <= kMostRows);
+      for (size_t r = 0; r < num_rows; ++r) {
+        q_[r] = layer.q_.Row(tile.first_row + r / group) +
+                (tile.head * group + r % group) * layer.shape_.key_dim;
+      }
+      args_.q = q_;
+      args_.num_rows = num_rows;
+      args_.first = first_;
+      args_.last = last_;
+      args_.kv_dtype = layer.layout_.dtype();
+      args_.key_dim = layer.shape_.key_dim;
+      args_.value_dim = layer.width_;
+      args_.value_stride =
+          layer.shape_.value_dim == 0 ? layer.shape_.key_dim : layer.shape_.value_dim;
+      args_.key_split = layer.layout_.key_split();
+      args_.scale = layer.scale_;
+      args_.bf16_products = layer.bf16_products_;
+      args_.scratch = layer.scratch_ + worker * layer.scratch_floats_;
+      kernels::LayOutQueries(args_);
+    }
+
+    // fetch_next: whether this worker goes on with the span behind.
+    void Attend(size_t span, bool fetch_next, const Partial& result) {
+      const size_t start = span * kAttentionSpan;
+      const auto clip = [&](size_t key) {
+        return static_cast<uint32_t>(std::min(kAttentionSpan, key > start ? key - start : 0));
+      };
+      for (size_t r = 0; r < args_.num_rows; ++r) {
+        const size_t position = tile_.position + r / layer_.group_;
+        first_[r] = clip(FirstKey(position, layer_.window_));
+        last_[r] = clip(position + 1);
+      }
+      const SpanBlocks blocks = layer_.FindBlocks(tile_, span);
+      const SpanBlocks next = fetch_next ? layer_.FindBlocks(tile_, span + 1) : SpanBlocks();
+      args_.k = blocks.k;
+      args_.v = blocks.v;
+      args_.k_scales = blocks.k_scales;
+      args_.v_scales = blocks.v_scales;
+      args_.next_k = next.k;
+      args_.next_v = layer_.shape_.value_dim == 0 ? nullptr : next.v;  // fetched with the keys
+      args_.sums = result.sums;
+      args_.states = result.states;
+      kernels::AttendSpan(args_);
+    }
+
+   private:
+    static constexpr size_t kMostRows = 512;
+    const LayerAttention& layer_;
+    const Tile& tile_;
+    kernels::AttentionSpanArgs args_;
+    const float* q_[kMostRows];
+    uint32_t first_[kMostRows];
+    uint32_t last_[kMostRows];
+  };
 
   void Clear(const Tile& tile, const Partial& total) const {
     const size_t num_rows = tile.num_queries * group_;
@@ -241,15 +292,18 @@ class LayerAttention {
   KvBlockLayout layout_;
   const KvLayerView& layer_;
   size_t window_;
+  bool bf16_products_;
   const QueryHeads& heads_;
   size_t group_;
   KvShape shape_;
   size_t width_;  // of a value
   float scale_;
+  size_t rows_per_tile_;
   size_t max_rows_;
   ConstRows q_;
   Rows out_;
-  float* scores_;
+  size_t scratch_floats_;
+  float* scratch_;
 };
 
 }  // namespace
@@ -328,7 +382,7 @@ void StoreKeysAndValues(ExecContext& context, const ModelConfig& config,
   size_t chunk_row = 0;
   for (const SequenceChunk& chunk : chunks) {
     const BlockTable& table = chunk.tables[view.group];
-    constexpr size_t kTokensPerTask = 16;
+    constexpr size_t kTokensPerTask = 4;
     context.pool.Run((chunk.tokens.size() + kTokensPerTask - 1) / kTokensPerTask, [&](size_t task,
                                                                                       size_t) {
       const size_t end = std::min(chunk.tokens.size(), (task + 1) * kTokensPerTask);
@@ -348,9 +402,10 @@ void StoreKeysAndValues(ExecContext& context, const ModelConfig& config,
 }
 
 void Attend(ExecContext& context, const ModelConfig& config, std::span<const SequenceChunk> chunks,
-            const KvView& cache, size_t layer, const QueryHeads& heads, ConstRows q, Rows out) {
+            const KvView& cache, size_t layer, DType act_dtype, const QueryHeads& heads,
+            ConstRows q, Rows out) {
   const ArenaScope scope(context.arena);
-  LayerAttention(context, config, cache, layer, heads, q, out).Run(chunks);
+  LayerAttention(context, config, cache, layer, act_dtype, heads, q, out).Run(chunks);
 }
 
 }  // namespace switchyard

@@ -34,9 +34,12 @@ struct QueryHeads {
 };
 
 // out = softmax(scale * q k^T) v with the causal mask and the layer's window.
+// With act_dtype kBF16, queries and weights are rounded to bf16 where that doubles the rate: see
+// kernels::AttentionSpanArgs.
 // Shapes: q [T, count * group * key_dim], out [T, count * group * D] of config.kv_shape(), D the
 //   width of values: the columns of these heads alone.
 void Attend(ExecContext& context, const ModelConfig& config, std::span<const SequenceChunk> chunks,
-            const KvView& cache, size_t layer, const QueryHeads& heads, ConstRows q, Rows out);
+            const KvView& cache, size_t layer, DType act_dtype, const QueryHeads& heads,
+            ConstRows q, Rows out);
 
 }  // namespace switchyard

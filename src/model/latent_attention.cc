@@ -35,8 +35,8 @@ class LatentBlock {
     StoreKeysAndValues(context_, args_.config, args_.chunks, args_.cache, args_.layer, kv, {});
     const Rows sums = context_.arena.AllocateRows(x.rows, mine_.count * latent_.kv_rank);
     if (mine_.count != 0) {
-      Attend(context_, args_.config, args_.chunks, args_.cache, args_.layer, {0, 1, mine_.count},
-             AbsorbKeys(q), sums);
+      Attend(context_, args_.config, args_.chunks, args_.cache, args_.layer,
+             args_.act_for(args_.weights.key_up[0]), {0, 1, mine_.count}, AbsorbKeys(q), sums);
     }
     return Values(sums);
   }

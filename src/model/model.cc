@@ -42,7 +42,8 @@
 namespace switchyard {
 namespace {
 
-constexpr size_t kTokensPerTask = 16;
+// Few, so that the rows of a batch of answers are spread over the threads too.
+constexpr size_t kTokensPerTask = 4;
 
 // Calls body(token) for all tokens, some to a task.
 template <typename Body>
@@ -585,7 +586,7 @@ Rows Model::Impl::AttendHeads(ExecContext& context, std::span<const SequenceChun
   const auto own = [&](const Rows& rows) {
     return Rows(rows.data + heads.first * width, rows.rows, heads.count * width, rows.stride);
   };
-  Attend(context, config, chunks, cache, index, heads, own(q), own(attended));
+  Attend(context, config, chunks, cache, index, ActFor(attention.q), heads, own(q), own(attended));
   const TensorParallel::Matrix by_head{attended, width};
   tensor_parallel->Gather(context, {&by_head, 1}, index);
   return attended;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
 
 #include "kernels/attention/kv_codes.h"
 #include "kernels/convert/convert.h"
@@ -17,7 +18,18 @@
 namespace switchyard::kernels {
 namespace {
 
-constexpr DType kKvTypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kI8, DType::kF8E4M3};
+// What a cache holds, and whether its products are to be of bf16.
+struct Kind {
+  DType dtype;
+  bool bf16_products = false;
+};
+constexpr Kind kKinds[] = {{DType::kF32},      {DType::kBF16},        {DType::kF16},
+                           {DType::kI8},       {DType::kF8E4M3},      {DType::kBF16, true},
+                           {DType::kI8, true}, {DType::kF8E4M3, true}};
+
+std::string NameOf(const Kind& kind) {
+  return std::string(DTypeName(kind.dtype)) + (kind.bf16_products ? ", bf16 products" : "");
+}
 
 bool IsCode(DType dtype) { return dtype == DType::kI8 || dtype == DType::kF8E4M3; }
 
@@ -75,20 +87,22 @@ struct Side {
 };
 
 struct Cache {
-  Cache(DType dtype_in, size_t tokens_in, const Shape& shape_in, std::mt19937_64& random)
-      : dtype(dtype_in),
+  Cache(const Kind& kind, size_t tokens_in, const Shape& shape_in, std::mt19937_64& random)
+      : dtype(kind.dtype),
+        bf16_products(kind.bf16_products),
         tokens(tokens_in),
         shape(shape_in),
         keys(dtype, shape.key_dim, shape.key_split == 0 ? shape.key_dim : shape.key_split,
              testing::RandomFloats(random, tokens * shape.key_dim)),
         own_values(dtype, shape.value_dim, shape.value_dim,
                    testing::RandomFloats(random, shape.is_latent ? 0 : tokens * shape.value_dim)) {}
-  Cache(DType dtype_in, size_t tokens_in, size_t head_dim, std::mt19937_64& random)
-      : Cache(dtype_in, tokens_in, Shape{head_dim, head_dim}, random) {}
+  Cache(const Kind& kind, size_t tokens_in, size_t head_dim, std::mt19937_64& random)
+      : Cache(kind, tokens_in, Shape{head_dim, head_dim}, random) {}
 
   const Side& values() const { return shape.is_latent ? keys : own_values; }
 
   DType dtype;
+  bool bf16_products;
   size_t tokens;
   Shape shape;
   Side keys, own_values;
@@ -102,7 +116,8 @@ std::vector<float> Attend(const Cache& cache, const std::vector<float>& q,
   const size_t dim = cache.shape.value_dim;
   std::vector<const float*> q_rows;
   for (size_t r = 0; r < rows; ++r) q_rows.push_back(q.data() + r * cache.shape.key_dim);
-  std::vector<float> scores(rows * kAttentionSpan, std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> scratch(AttentionScratch(rows, cache.shape.key_dim, dim).floats,
+                             std::numeric_limits<float>::quiet_NaN());
   std::vector<float> span_sums(rows * dim);
   std::vector<SoftmaxState> span_states(rows);
   std::vector<float> sums(rows * dim, 0.0f);
@@ -146,9 +161,11 @@ std::vector<float> Attend(const Cache& cache, const std::vector<float>& q,
       args.key_split = cache.keys.split;
     }
     args.scale = scale;
-    args.scores = scores.data();
+    args.bf16_products = cache.bf16_products;
+    args.scratch = scratch.data();
     args.sums = span_sums.data();
     args.states = span_states.data();
+    if (start == 0) LayOutQueries(args);
     AttendSpan(args);
     for (size_t r = 0; r < rows; ++r) {
       MergeSpan(span_states[r], span_sums.data() + r * dim, dim, states[r], sums.data() + r * dim);
@@ -160,10 +177,18 @@ std::vector<float> Attend(const Cache& cache, const std::vector<float>& q,
   return out;
 }
 
-// Some rows with windows of their own, against plain loops over the numbers of the cache.
+// Some rows with windows of their own, against plain loops over the numbers of the cache. The
+// queries are bf16 numbers, so that products of bf16 round the weights alone: each by 2^-9 of it at
+// most.
 void ExpectTheReference(const Cache& cache, size_t rows, std::mt19937_64& random) {
   const Shape& shape = cache.shape;
-  const std::vector<float> q = testing::RandomFloats(random, rows * shape.key_dim);
+  std::vector<float> q = testing::RandomFloats(random, rows * shape.key_dim);
+  std::vector<std::byte> rounded(q.size() * sizeof(BF16));
+  ConvertFromF32(q.data(), q.size(), DType::kBF16, rounded.data());
+  ConvertToF32(rounded.data(), DType::kBF16, q.size(), q.data());
+  float largest = 0;
+  for (float value : cache.values().exact) largest = std::max(largest, std::fabs(value));
+  const float bound = 2e-5f + (cache.bf16_products ? 0x1p-8f * largest : 0.0f);
   std::vector<size_t> first(rows);
   std::vector<size_t> last(rows);
   for (size_t r = 0; r < rows; ++r) {
@@ -179,7 +204,7 @@ void ExpectTheReference(const Cache& cache, size_t rows, std::mt19937_64& random
          DType::kF32, shape.key_dim, shape.value_dim, cache.values().dim, scale},
         first[r], last[r], expected.data());
     for (size_t d = 0; d < shape.value_dim; ++d) {
-      ASSERT_NEAR(out[r * shape.value_dim + d], expected[d], 2e-5)
+      ASSERT_NEAR(out[r * shape.value_dim + d], expected[d], bound)
           << DTypeName(cache.dtype) << " dims " << shape.key_dim << ", " << shape.value_dim
           << " tokens " << cache.tokens << " row " << r << " keys " << first[r] << ".." << last[r]
           << " value " << d;
@@ -190,12 +215,12 @@ void ExpectTheReference(const Cache& cache, size_t rows, std::mt19937_64& random
 TEST(Attention, MatchesTheReference) {
   testing::ForEachTarget([] {
     auto random = testing::MakeRandom(11);
-    for (DType dtype : kKvTypes) {
+    for (const Kind& kind : kKinds) {
       for (const Shape& shape :
            {Shape{1, 1}, Shape{8, 8}, Shape{16, 24}, Shape{24, 5}, Shape{64, 64}, Shape{80, 80},
             Shape{100, 100}, Shape{128, 128}, Shape{192, 128}, Shape{24, 257}}) {
         for (size_t tokens : {1u, 5u, 63u, 64u, 65u, 256u, 257u, 700u}) {
-          ExpectTheReference(Cache(dtype, tokens, shape, random), 1 + random() % 9, random);
+          ExpectTheReference(Cache(kind, tokens, shape, random), 1 + random() % 9, random);
         }
       }
     }
@@ -206,9 +231,9 @@ TEST(Attention, MatchesTheReference) {
 TEST(Attention, ManyQueriesShareABlock) {
   testing::ForEachTarget([] {
     auto random = testing::MakeRandom(16);
-    for (DType dtype : kKvTypes) {
+    for (const Kind& kind : kKinds) {
       for (size_t rows : {31u, 32u, 33u, 130u})
-        ExpectTheReference(Cache(dtype, 100, Shape{72, 64, 64, true}, random), rows, random);
+        ExpectTheReference(Cache(kind, 100, Shape{72, 64, 64, true}, random), rows, random);
     }
   });
 }
@@ -216,10 +241,10 @@ TEST(Attention, ManyQueriesShareABlock) {
 TEST(Attention, BitsDoNotDependOnWhichQueriesShareACall) {
   testing::ForEachTarget([] {
     auto random = testing::MakeRandom(12);
-    for (DType dtype : kKvTypes) {
+    for (const Kind& kind : kKinds) {
       const size_t dim = 72;
       const size_t value_dim = 56;
-      const Cache cache(dtype, 660, Shape{dim, value_dim, 40}, random);
+      const Cache cache(kind, 660, Shape{dim, value_dim, 40}, random);
       const size_t rows = 43;
       const std::vector<float> q = testing::RandomFloats(random, rows * dim);
       std::vector<size_t> first(rows);
@@ -236,7 +261,7 @@ TEST(Attention, BitsDoNotDependOnWhichQueriesShareACall) {
         ASSERT_EQ(
             std::memcmp(alone.data(), together.data() + r * value_dim, value_dim * sizeof(float)),
             0)
-            << DTypeName(dtype) << " row " << r;
+            << NameOf(kind) << " row " << r;
       }
     }
   });
@@ -246,11 +271,11 @@ TEST(Attention, BitsDoNotDependOnWhichQueriesShareACall) {
 TEST(Attention, ValuesMayBeTheBeginningOfTheKeys) {
   testing::ForEachTarget([] {
     auto random = testing::MakeRandom(14);
-    for (DType dtype : kKvTypes) {
+    for (const Kind& kind : kKinds) {
       for (size_t value_dim : {1u, 16u, 20u, 39u, 40u}) {
         const Shape shape{40, value_dim, value_dim, true};
         for (size_t tokens : {1u, 150u, 300u})
-          ExpectTheReference(Cache(dtype, tokens, shape, random), 6, random);
+          ExpectTheReference(Cache(kind, tokens, shape, random), 6, random);
       }
     }
   });
@@ -276,8 +301,8 @@ TEST(Attention, KeysOutsideTheWindowHaveNoEffect) {
   auto random = testing::MakeRandom(13);
   const size_t dim = 16;
   const size_t window = 4;
-  for (DType dtype : kKvTypes) {
-    Cache cache(dtype, 24, dim, random);
+  for (const Kind& kind : kKinds) {
+    Cache cache(kind, 24, dim, random);
     for (size_t i = 0; i < 24; ++i) {
       const std::vector<float> q = testing::RandomFloats(random, dim);
       const std::vector<size_t> first = {i + 1 > window ? i + 1 - window : 0};
@@ -289,7 +314,7 @@ TEST(Attention, KeysOutsideTheWindowHaveNoEffect) {
         changed.own_values.Store(j, other.data());
         const bool differs = Attend(changed, q, first, {i + 1}, 0.5f) != before;
         EXPECT_EQ(differs, j <= i && j + window > i)
-            << DTypeName(dtype) << " query " << i << " key " << j;
+            << NameOf(kind) << " query " << i << " key " << j;
       }
     }
   }
@@ -301,9 +326,9 @@ TEST(Attention, BadValuesStayWithTheQueriesThatSeeThem) {
   testing::ForEachTarget([] {
     auto random = testing::MakeRandom(15);
     const size_t dim = 24;
-    for (DType dtype : kKvTypes) {
-      SCOPED_TRACE(DTypeName(dtype));
-      Cache cache(dtype, 12, dim, random);
+    for (const Kind& kind : kKinds) {
+      SCOPED_TRACE(NameOf(kind));
+      Cache cache(kind, 12, dim, random);
       std::vector<float> infinite = testing::RandomFloats(random, dim);
       std::vector<float> not_a_number = infinite;
       infinite[3] = std::numeric_limits<float>::infinity();
@@ -322,7 +347,7 @@ TEST(Attention, BadValuesStayWithTheQueriesThatSeeThem) {
       for (size_t r = 0; r < rows; ++r) {
         const bool sees_infinite = last[r] > 9;
         const bool sees_nan = first[r] != 3;
-        const bool whole_row = IsCode(dtype) && (sees_infinite || sees_nan);
+        const bool whole_row = IsCode(kind.dtype) && (sees_infinite || sees_nan);
         EXPECT_EQ(std::isfinite(out[r * dim + 3]), !sees_infinite && !whole_row) << r;
         EXPECT_EQ(std::isfinite(out[r * dim + 5]), !sees_nan && !whole_row) << r;
         EXPECT_EQ(std::isnan(out[r * dim]), whole_row) << r;
@@ -336,19 +361,19 @@ TEST(Attention, BadKeysShowAsNan) {
   testing::ForEachTarget([] {
     auto random = testing::MakeRandom(17);
     const size_t dim = 40;
-    for (DType dtype : kKvTypes) {
+    for (const Kind& kind : kKinds) {
       for (float bad :
            {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-        if (!IsCode(dtype) && !std::isnan(bad)) continue;  // exp(-infinity) is a fair 0
+        if (!IsCode(kind.dtype) && !std::isnan(bad)) continue;  // exp(-infinity) is a fair 0
         for (size_t place : {0u, 31u, 32u, 39u}) {
-          Cache cache(dtype, 300, Shape{dim, 32, 32, true}, random);
+          Cache cache(kind, 300, Shape{dim, 32, 32, true}, random);
           std::vector<float> key = testing::RandomFloats(random, dim);
           key[place] = bad;
           cache.keys.Store(280, key.data());
           const std::vector<float> q = testing::RandomFloats(random, 3 * dim);
           const std::vector<float> out = Attend(cache, q, {0, 0, 281}, {300, 280, 300}, 0.3f);
           for (size_t d = 0; d < 32; ++d) {
-            ASSERT_TRUE(std::isnan(out[d])) << DTypeName(dtype) << " " << bad << " at " << place;
+            ASSERT_TRUE(std::isnan(out[d])) << NameOf(kind) << " " << bad << " at " << place;
             ASSERT_TRUE(std::isfinite(out[32 + d]) && std::isfinite(out[64 + d]));
           }
         }
@@ -442,9 +467,21 @@ TEST(KvCodes, WhatIsNotANumberShowsInTheScale) {
   });
 }
 
+// f32 and f16 numbers are no bf16 numbers: their products stay exact.
+TEST(Attention, OnlyWhatBf16HoldsIsMultipliedAsSuch) {
+  auto random = testing::MakeRandom(19);
+  for (DType dtype : {DType::kF32, DType::kF16}) {
+    Cache cache({dtype}, 90, 40, random);
+    const std::vector<float> q = testing::RandomFloats(random, 40);
+    const std::vector<float> exact = Attend(cache, q, {0}, {90}, 0.3f);
+    cache.bf16_products = true;
+    EXPECT_EQ(Attend(cache, q, {0}, {90}, 0.3f), exact);
+  }
+}
+
 TEST(Attention, ARowWithoutKeysIsEmptyAndHarmless) {
   auto random = testing::MakeRandom(14);
-  const Cache cache(DType::kF32, 10, 8, random);
+  const Cache cache({DType::kF32}, 10, 8, random);
   const std::vector<float> q = testing::RandomFloats(random, 16);
   const std::vector<float> both = Attend(cache, q, {0, 5}, {10, 5}, 1.0f);
   const std::vector<float> alone = Attend(cache, {q.begin(), q.begin() + 8}, {0}, {10}, 1.0f);

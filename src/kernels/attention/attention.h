@@ -25,17 +25,31 @@ struct SoftmaxState {
   float denominator;
 };
 
+// Scratch memory of one call. Offsets and sizes in floats:
+//
+//   scores, then weights            queries          products of codes   panel of a block
+//   [num_rows, kAttentionSpan] | [.., padded_key] | [.., kKvBlockTokens] | ... |
+struct AttentionScratch {
+  AttentionScratch(size_t num_rows, size_t key_dim, size_t value_dim);
+  size_t padded_key, padded_value;  // whole vectors
+  size_t queries, products, panel;
+  size_t floats;  // in all
+};
+
 // Shapes: q: num_rows pointers to key_dim f32; k: kBlocksPerSpan pointers to blocks of
 //   kKvBlockTokens rows [key_dim] of kv_dtype (kF32, kBF16, kF16, kI8, kF8E4M3), v: the same of
 //   rows of value_dim elements, value_stride apart (values may be the beginning of the keys), of
-//   which only blocks up to the last visible key are read; scores: scratch [num_rows,
-//   kAttentionSpan]; sums [num_rows, value_dim] and states [num_rows] are written.
+//   which only rows up to the last visible key are read; scratch: AttentionScratch floats of its
+//   own for each call at a time; sums [num_rows, value_dim] and states [num_rows] are written.
 // Codes (kI8, kF8E4M3) have scales: k_scales: kBlocksPerSpan pointers to [kKvBlockTokens] for the
 //   elements [0, key_split) of the keys, then [kKvBlockTokens] for the others unless key_split =
 //   key_dim; v_scales: pointers to [kKvBlockTokens]. What was not a number in a row shows in the
 //   scale, so a code is never NaN. Scores and weights are scaled, not the codes.
-// Row r sees keys first[r] <= j < last[r] of the span (j relative to its start); first >= last
-// means none, and gives max = -infinity, denominator 0 and sums 0.
+// With bf16_products, where the CPU multiplies bf16 pairs and the cache holds no more than bf16
+// does (kBF16 and codes), queries and weights are rounded to bf16, which doubles the arithmetic
+// rate; products, sums and the softmax stay f32. Row r sees keys first[r] <= j < last[r] of the
+// span (j relative to its start); first >= last means none, and gives max = -infinity, denominator
+// 0 and sums 0.
 struct AttentionSpanArgs {
   const float* const* q = nullptr;
   size_t num_rows = 0;
@@ -50,11 +64,18 @@ struct AttentionSpanArgs {
   const float* const* k_scales = nullptr;
   const float* const* v_scales = nullptr;
   size_t key_split = 0;
-  float scale = 1.0f;  // of the dot products
-  float* scores = nullptr;
+  // Blocks that the caller reads next, fetched from memory meanwhile; null, or some of them null.
+  const void* const* next_k = nullptr;
+  const void* const* next_v = nullptr;
+  float scale = 1.0f;  // of the dot products, > 0
+  bool bf16_products = false;
+  float* scratch = nullptr;
   float* sums = nullptr;
   SoftmaxState* states = nullptr;
 };
+// Puts the queries into the scratch memory, for all spans that follow with the same queries: before
+// the first AttendSpan. Reads q, num_rows, the type and the sizes of the keys.
+void LayOutQueries(const AttentionSpanArgs& args) noexcept;
 void AttendSpan(const AttentionSpanArgs& args) noexcept;
 
 // Adds a span's result to what earlier spans gave: sums = sums * a + span_sums * b. Start from max

@@ -25,22 +25,40 @@ void RotateHead(float* HWY_RESTRICT x, const float* HWY_RESTRICT cos, const floa
   }
 }
 
+void RotateInterleaved(float* HWY_RESTRICT x, const float* HWY_RESTRICT cos,
+                       const float* HWY_RESTRICT sin, size_t half) {
+  const DF df;
+  const size_t lanes = hn::Lanes(df);
+  size_t i = 0;
+  for (; i + lanes <= half; i += lanes) {
+    VF a;
+    VF b;
+    hn::LoadInterleaved2(df, x + 2 * i, a, b);
+    const VF c = hn::LoadU(df, cos + i);
+    const VF s = hn::LoadU(df, sin + i);
+    hn::StoreInterleaved2(hn::NegMulAdd(b, s, hn::Mul(a, c)), hn::MulAdd(a, s, hn::Mul(b, c)), df,
+                          x + 2 * i);
+  }
+  for (; i < half; ++i) {
+    const float a = x[2 * i];
+    const float b = x[2 * i + 1];
+    x[2 * i] = a * cos[i] - b * sin[i];
+    x[2 * i + 1] = b * cos[i] + a * sin[i];
+  }
+}
+
 }  // namespace switchyard::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace switchyard::kernels {
 HWY_EXPORT(RotateHead);
+HWY_EXPORT(RotateInterleaved);
 void RotateHalves(float* x, const float* cos, const float* sin, size_t half) noexcept {
   HWY_DYNAMIC_DISPATCH(RotateHead)(x, cos, sin, half);
 }
 void RotatePairs(float* x, const float* cos, const float* sin, size_t half) noexcept {
-  for (size_t i = 0; i < half; ++i) {
-    const float a = x[2 * i];
-    const float b = x[2 * i + 1];
-    x[2 * i] = a * cos[i] - b * sin[i];
-    x[2 * i + 1] = b * cos[i] + a * sin[i];
-  }
+  HWY_DYNAMIC_DISPATCH(RotateInterleaved)(x, cos, sin, half);
 }
 }  // namespace switchyard::kernels
 #endif
