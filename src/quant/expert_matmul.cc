@@ -7,7 +7,9 @@
 #include "kernels/decode/decode.h"
 #include "kernels/ggml/ggml.h"
 #include "kernels/matmul/matmul_i8.h"
+#include "kernels/panels/pack.h"
 #include "quant/act_quant.h"
+#include "quant/panel_matmul.h"
 #include "switchyard/core/macros.h"
 
 namespace switchyard::quant {
@@ -17,6 +19,7 @@ namespace {
 constexpr size_t kTileBytes = size_t{256} << 10;
 
 bool IsDense(const MatrixFormat& format) {
+  if (format.in_panels) return false;
   const bool is_float =
       format.dtype == DType::kF32 || format.dtype == DType::kF16 || format.dtype == DType::kBF16;
   return is_float && !format.is_quantized();
@@ -94,26 +97,6 @@ ActRows CodeRows(ExecContext& context, const QuantRows& x, const MatrixFormat& w
   return result;
 }
 
-// Row n as the decoder takes it.
-kernels::CodeRow RowOf(const ExpertMatrices& w, size_t expert, size_t n) {
-  const MatrixFormat& format = w.format;
-  kernels::CodeRow row;
-  row.dtype = format.dtype;
-  row.q = w.data[expert] + BytesOf(format.dtype, n * w.stride);
-  row.n = w.cols;
-  if (!format.is_quantized()) return row;
-  const size_t at = n / format.scale_rows * w.scale_stride;
-  row.group = format.scale_cols;
-  row.scale_dtype = format.scale_dtype;
-  if (!w.scale.empty()) row.scale = w.scale[expert] + at * DTypeBytes(format.scale_dtype);
-  if (format.has_zero) row.zero = reinterpret_cast<const uint8_t*>(w.zero[expert]) + at;
-  if (format.has_tensor_scale) row.tensor_scale = *w.tensor_scale[expert];
-  if (!format.has_column_groups) return row;
-  row.column_group = w.column_group[expert];
-  row.num_groups = w.scale_stride;
-  return row;
-}
-
 size_t DecodedStride(const ExpertMatrices& w) { return (w.cols + 15) / 16 * 16; }
 
 // Rows that are decoded at a time.
@@ -152,7 +135,7 @@ void MultiplyInt8(const ActRows& x, const ExpertMatrices& w, size_t expert, size
   args.out_stride = out_stride;
   float* w_scale = scratch;
   for (size_t j = 0; j < n; ++j) {
-    const kernels::CodeRow row = RowOf(w, expert, n0 + j);
+    const kernels::CodeRow row = CodeRowOf(w, expert, n0 + j);
     w_scale[j] = kernels::ScaleAt(row.scale_dtype, row.scale, 0);
   }
   if (w.format.dtype == DType::kI8) {
@@ -162,7 +145,7 @@ void MultiplyInt8(const ActRows& x, const ExpertMatrices& w, size_t expert, size
     auto* codes = reinterpret_cast<int8_t*>(scratch + (n + 15) / 16 * 16);
     args.w_stride = (w.cols + 63) / 64 * 64;
     for (size_t j = 0; j < n; ++j) {
-      kernels::DecodeToInt8(w.format.dtype, RowOf(w, expert, n0 + j).q, w.cols,
+      kernels::DecodeToInt8(w.format.dtype, CodeRowOf(w, expert, n0 + j).q, w.cols,
                             codes + j * args.w_stride);
     }
     args.w = codes;
@@ -172,9 +155,35 @@ void MultiplyInt8(const ActRows& x, const ExpertMatrices& w, size_t expert, size
 
 }  // namespace
 
+kernels::CodeRow CodeRowOf(const ExpertMatrices& w, size_t expert, size_t n) {
+  const MatrixFormat& format = w.format;
+  SY_DCHECK(!format.in_panels);
+  kernels::CodeRow row;
+  row.dtype = format.dtype;
+  row.q = w.data[expert] + BytesOf(format.dtype, n * w.stride);
+  row.n = w.cols;
+  if (!format.is_quantized()) return row;
+  const size_t at = n / format.scale_rows * w.scale_stride;
+  row.group = format.scale_cols;
+  row.scale_dtype = format.scale_dtype;
+  if (!w.scale.empty()) row.scale = w.scale[expert] + at * DTypeBytes(format.scale_dtype);
+  if (format.has_zero) row.zero = reinterpret_cast<const uint8_t*>(w.zero[expert]) + at;
+  if (format.has_tensor_scale) row.tensor_scale = *w.tensor_scale[expert];
+  if (!format.has_column_groups) return row;
+  row.column_group = w.column_group[expert];
+  row.num_groups = w.scale_stride;
+  return row;
+}
+
 ActRows PrepareExpertRows(ExecContext& context, const QuantRows& x, const ActQuant& how,
                           const MatrixFormat& weights, DType act_dtype,
                           std::span<const uint8_t> counted) {
+  if (weights.in_panels) {
+    const bool quantises = x.kind == ActQuantKind::kNone && how.kind != ActQuantKind::kNone;
+    if (!quantises) return MakeRecords(context, x, weights, act_dtype);
+    return MakeRecords(context, QuantizeRows(context, Widened(context, x), how, counted), weights,
+                       act_dtype);
+  }
   if (x.kind != ActQuantKind::kNone) return CodeRows(context, x, weights);
   if (how.kind == ActQuantKind::kNone) return PlainRows(context, x, weights, act_dtype);
   return CodeRows(context, QuantizeRows(context, Widened(context, x), how, counted), weights);
@@ -182,6 +191,7 @@ ActRows PrepareExpertRows(ExecContext& context, const QuantRows& x, const ActQua
 
 DType ExpertRowDType(const ActQuant& how, const MatrixFormat& weights, size_t cols,
                      DType act_dtype) {
+  if (weights.in_panels) return DType::kF32;
   if (how.kind == ActQuantKind::kNone) return PlainDType(weights, act_dtype);
   const bool int8 = how.kind == ActQuantKind::kInt8Token || how.kind == ActQuantKind::kInt4Token ||
                     (how.kind == ActQuantKind::kInt8Static && how.offset == 0.0f);
@@ -189,6 +199,7 @@ DType ExpertRowDType(const ActQuant& how, const MatrixFormat& weights, size_t co
 }
 
 size_t ExpertScratchFloats(const ExpertMatrices& w, size_t n) {
+  if (w.format.in_panels) return PanelScratchFloats(w.format, w.cols);
   if (IsDense(w.format)) return 0;
   // The second term holds the scales of the integer product and the rounding of its strides.
   const size_t rows = std::min(n, TileRows(w));
@@ -201,6 +212,7 @@ void MultiplyExpert(const ActRows& x, const ExpertMatrices& w, size_t expert, si
   SY_CHECK(expert < w.num_experts() && n0 + n <= w.rows);
   SY_CHECK(scratch.size() >= ExpertScratchFloats(w, n));
   const DType dtype = w.format.dtype;
+  if (w.format.in_panels) return MultiplyPanels(x, w, expert, n0, n, scratch, out, out_stride);
   if (IsDense(w.format)) {
     return MultiplyDense(x, dtype, w.data[expert] + BytesOf(dtype, n0 * w.stride), w.stride, n, out,
                          out_stride);
@@ -223,7 +235,13 @@ void MultiplyExpert(const ActRows& x, const ExpertMatrices& w, size_t expert, si
 }
 
 double MatrixElement(const ExpertMatrices& w, size_t expert, size_t n, size_t k) {
-  const kernels::CodeRow row = RowOf(w, expert, n);
+  if (w.format.in_panels) {
+    const PanelMatrix panels(w.format, w.cols);
+    return kernels::PanelElement(panels.format, panels.layout,
+                                 panels.Panel(w.data[expert], n / kernels::kPanelRows),
+                                 n % kernels::kPanelRows, k);
+  }
+  const kernels::CodeRow row = CodeRowOf(w, expert, n);
   const double code = kernels::CodeAt(row.dtype, row.q, k);
   if (row.scale == nullptr && row.zero == nullptr) return code;
   return (code - double{kernels::ZeroOfColumn(row, k)}) * double{kernels::ScaleOfColumn(row, k)};
@@ -231,7 +249,7 @@ double MatrixElement(const ExpertMatrices& w, size_t expert, size_t n, size_t k)
 
 void MatrixRow(const ExpertMatrices& w, size_t expert, size_t n, std::span<double> out) {
   const DType dtype = w.format.dtype;
-  if (!IsGgmlBlock(dtype)) {
+  if (!IsGgmlBlock(dtype) || w.format.in_panels) {
     for (size_t k = 0; k < out.size(); ++k) out[k] = MatrixElement(w, expert, n, k);
     return;
   }
@@ -246,7 +264,13 @@ void MatrixRow(const ExpertMatrices& w, size_t expert, size_t n, std::span<doubl
 }
 
 void DecodeMatrixRow(const ExpertMatrices& w, size_t expert, size_t n, float* out) {
-  kernels::DecodeRow(RowOf(w, expert, n), out);
+  if (w.format.in_panels) {
+    const PanelMatrix panels(w.format, w.cols);
+    return kernels::DecodePanelRow(panels.format, panels.layout,
+                                   panels.Panel(w.data[expert], n / kernels::kPanelRows),
+                                   n % kernels::kPanelRows, w.cols, out);
+  }
+  kernels::DecodeRow(CodeRowOf(w, expert, n), out);
 }
 
 }  // namespace switchyard::quant

@@ -8,6 +8,7 @@
 #include "kernels/decode/decode.h"
 #include "quant/act_quant.h"
 #include "quant/expert_matmul.h"
+#include "quant/panel_matmul.h"
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/macros.h"
@@ -37,7 +38,7 @@ ActRows PrepareActivations(ExecContext& context, ConstRows x, DType dtype) {
 ActRows GatherRows(Arena& arena, const ActRows& x, std::span<const uint32_t> indices) {
   const std::span<const void*> rows = arena.AllocateSpan<const void*>(indices.size());
   for (size_t i = 0; i < indices.size(); ++i) rows[i] = x.rows[indices[i]];
-  ActRows result{x.dtype, rows, x.cols};
+  ActRows result{x.dtype, rows, x.cols, {}, x.records};
   if (x.row_scale.empty()) return result;
   const std::span<float> scales = arena.AllocateSpan<float>(indices.size());
   for (size_t i = 0; i < indices.size(); ++i) scales[i] = x.row_scale[indices[i]];
@@ -71,7 +72,7 @@ size_t TaskRows(size_t total_rows, size_t num_threads) {
   // Several tasks a thread even out their speeds; at most 64 rows of weights then stay in L2 while
   // all activations pass.
   const size_t wanted = total_rows / (num_threads * 8);
-  return std::clamp<size_t>(wanted / 16 * 16, 16, 64);
+  return std::clamp<size_t>(wanted / 32 * 32, 32, 64);
 }
 
 namespace {
@@ -85,8 +86,9 @@ struct JobRows {
 // Whether weights have scales for the same groups of columns as their activations.
 bool TakesGroups(const LinearJob& job) {
   const MatrixFormat& format = job.weight.format;
-  return job.weight.act.kind == ActQuantKind::kFp8Group && format.dtype == DType::kF8E4M3 &&
-         format.scale_cols == job.weight.act.group && !format.has_zero;
+  return !format.in_panels && job.weight.act.kind == ActQuantKind::kFp8Group &&
+         format.dtype == DType::kF8E4M3 && format.scale_cols == job.weight.act.group &&
+         !format.has_zero;
 }
 
 JobRows PrepareJob(ExecContext& context, ConstRows x, const LinearJob& job) {
@@ -205,7 +207,13 @@ bool TakesSameRows(const LinearJob& a, const LinearJob& b) {
   const auto dtype = [](const LinearJob& job) {
     return ExpertRowDType(job.weight.act, job.weight.format, job.weight.cols, job.act_dtype);
   };
-  return a.weight.act == b.weight.act && dtype(a) == dtype(b) && TakesGroups(a) == TakesGroups(b);
+  const auto records = [](const LinearJob& job) {
+    const WeightMatrix& weight = job.weight;
+    if (!weight.format.in_panels) return kernels::PanelRowLayout();
+    return RecordsFor(weight.act, weight.format, weight.cols, job.act_dtype);
+  };
+  return a.weight.act == b.weight.act && dtype(a) == dtype(b) && records(a) == records(b) &&
+         TakesGroups(a) == TakesGroups(b);
 }
 
 }  // namespace
@@ -229,6 +237,7 @@ void RunLinearCalls(ExecContext& context, std::span<const LinearCall> calls) {
 }
 
 ActRows SliceColumns(Arena& arena, const ActRows& x, size_t first, size_t count) {
+  SY_CHECK(!x.are_records());
   const std::span<const void*> rows = arena.AllocateSpan<const void*>(x.rows.size());
   for (size_t t = 0; t < rows.size(); ++t)
     rows[t] = static_cast<const std::byte*>(x.rows[t]) + BytesOf(x.dtype, first);

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "kernels/matmul/matmul.h"
+#include "kernels/panels/rows.h"
 #include "switchyard/core/exec_context.h"
 #include "switchyard/core/rows.h"
 #include "switchyard/quant/weight_matrix.h"
@@ -21,10 +22,13 @@ struct ActRows {
   std::span<const void* const> rows;
   size_t cols = 0;
   std::span<const float> row_scale = {};  // one per row, or empty = 1
+  // Records that meet weights in panels; segment 0 = rows of elements.
+  kernels::PanelRowLayout records = {};
 
+  bool are_records() const { return records.segment != 0; }
   ActRows Slice(size_t first, size_t count) const {
     return {dtype, rows.subspan(first, count), cols,
-            row_scale.empty() ? row_scale : row_scale.subspan(first, count)};
+            row_scale.empty() ? row_scale : row_scale.subspan(first, count), records};
   }
 };
 
@@ -49,7 +53,8 @@ struct LinearJob {
   WeightMatrix weight;
   const float* bias = nullptr;    // [weight.rows] or nullptr
   Rows out;                       // [T, weight.rows]
-  DType act_dtype = DType::kF32;  // of the activations, where nothing is quantised: kF32 or kBF16
+  DType act_dtype = DType::kF32;  // of the activations, where the scheme quantises nothing: kF32,
+                                  // kBF16, or kI8 (codes of 32 columns under one scale)
   size_t first = 0;
   size_t count = SIZE_MAX;  // cut off at the last row
 

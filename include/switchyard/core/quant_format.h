@@ -30,6 +30,9 @@ struct MatrixFormat {
   bool has_zero = false;
   bool has_tensor_scale = false;
   bool has_column_groups = false;
+  bool in_panels = false;  // the same codes and scales, in the order in which products read them
+                           // (kernels/panels/panel.h): data is all of a matrix; no stride, and
+                           // scales and zero points are in it
 
   bool is_quantized() const { return scale_rows != 0; }
   friend bool operator==(const MatrixFormat&, const MatrixFormat&) = default;
@@ -42,7 +45,8 @@ struct MatrixFormat {
 // Shapes: data: L pointers to [rows, cols]; row n at BytesOf(dtype, n * stride) bytes, stride even
 //   for 4-bit types. scale, zero: L pointers each, or empty; grid row i at i * scale_stride
 //   elements. bias: L pointers to f32 [rows], every bias_stride-th value, or empty. tensor_scale: L
-//   pointers to one f32 each, column_group: L pointers to [cols], or empty. Non-owning.
+//   pointers to one f32 each, column_group: L pointers to [cols], or empty. With format.in_panels
+//   data alone is there, beside bias. Non-owning.
 struct ExpertMatrices {
   MatrixFormat format;
   size_t rows = 0;
