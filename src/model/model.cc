@@ -23,6 +23,8 @@
 #include "model/latent_attention.h"
 #include "model/quantization/online.h"
 #include "model/quantization/quantization.h"
+#include "model/random_scheme.h"
+#include "model/random_source.h"
 #include "model/tensor_parallel.h"
 #include "model/value_scan.h"
 #include "model/weights.h"
@@ -156,6 +158,22 @@ std::vector<std::string> FindBadTensors(const std::vector<TensorView>& views,
 
 }  // namespace
 
+namespace {
+
+// Products of rows with whole matrices, each of which is read once.
+StageWork WorkOf(std::span<const quant::LinearJob> jobs, size_t rows) {
+  StageWork work;
+  if (rows == 0) return work;
+  for (const quant::LinearJob& job : jobs) {
+    work.bytes += static_cast<double>(MatrixBytes(job.weight));
+    work.ops += 2.0 * static_cast<double>(rows * job.weight.rows * job.weight.cols);
+    work.arithmetic = ArithmeticOf(job.weight.dtype(), job.act_dtype);
+  }
+  return work;
+}
+
+}  // namespace
+
 std::vector<KvGroup> PlanKvGroups(const ModelConfig& config) {
   std::vector<KvGroup> groups;
   for (size_t i = 0; i < config.layers.size(); ++i) {
@@ -175,6 +193,7 @@ struct Model::Impl {
   std::unique_ptr<Checkpoint> checkpoint;             // of a model in safetensors files
   std::unique_ptr<GgufModel> gguf;                    // of one in GGUF files
   std::shared_ptr<const MappedMemory> random_memory;  // of a random one
+  size_t random_bytes = 0;                            // that a checkpoint of it would have
   TransformerWeights weights;
   std::optional<ExpertPlacer> placer;
   std::optional<TensorParallel> tensor_parallel;
@@ -191,7 +210,7 @@ struct Model::Impl {
   void AddProblems(const std::vector<std::pair<std::string, std::string>>& refused);
   template <typename Source>
   void Bind(Source& source, const QuantizationRules* rules, ThreadPool& pool);
-  void MakeUp(DType dtype, ThreadPool& pool);
+  void MakeUp(const RandomScheme& scheme, ThreadPool& pool);
   uint64_t Fingerprint() const;
   void Build();
   void BuildOrNote();
@@ -440,33 +459,38 @@ void Model::Impl::BuildOrNote() {
   if (verification.problems.empty()) verification.problems.push_back(error);
 }
 
-std::unique_ptr<Model> Model::Random(const ModelConfig& config, DType dtype,
+std::unique_ptr<Model> Model::Random(const ModelConfig& config, std::string_view scheme_name,
                                      const ModelOptions& options, ThreadPool& pool) {
+  const RandomScheme& scheme = FindRandomScheme(scheme_name);
   auto impl = std::make_unique<Impl>();
-  impl->config = config;
+  impl->config = ConfigFor(scheme, config);
   impl->options = options;
-  OnAllRanks(options.moe.ep, [&] { impl->MakeUp(dtype, pool); });
+  OnAllRanks(options.moe.ep, [&] { impl->MakeUp(scheme, pool); });
   RequireSameModel(options.moe.ep, impl->Fingerprint());
   impl->Build();
   return std::unique_ptr<Model>(new Model(std::move(impl)));
 }
 
-void Model::Impl::MakeUp(DType dtype, ThreadPool& pool) {
+void Model::Impl::MakeUp(const RandomScheme& scheme, ThreadPool& pool) {
   placer.emplace(config, options);
-  const ExpertShare share = placer->Share();
-  const WeightBytes bytes = RandomWeightBytes(config, dtype, share);
-  const size_t needed = bytes.stored + bytes.copied;
+  const std::unique_ptr<QuantizationRules> rules = RulesFor(scheme, config);
+  BindOptions bind;
+  bind.share = placer->Share();
+  bind.rules = rules.get();
+  bind.activation_quant = options.moe.activation_quant;
+  bind.pool = &pool;
+  RandomSource count(scheme, config);
+  const size_t copied = BindWeights(config, count, bind).owned_bytes;
+  const size_t needed = count.memory_bytes() + copied;
   if (const size_t available = AvailableBytes(); available != 0 && needed > available) {
     throw Error(ErrorCode::kResourceExhausted,
                 fmt::format("random weights of this shape take {} bytes, {} are available", needed,
                             available));
   }
-  RandomSource source(dtype, bytes.stored, pool);
-  BindOptions bind;
-  bind.share = share;
-  bind.pool = &pool;
+  RandomSource source(scheme, config, count.memory_bytes(), pool);
   weights = BindWeights(config, source, bind);
   random_memory = source.memory();
+  random_bytes = source.tensor_bytes();
 }
 
 void Model::Impl::Build() {
@@ -768,7 +792,7 @@ DType Model::activation_dtype() const {
 
 size_t Model::weight_bytes() const {
   if (impl_->checkpoint != nullptr) return impl_->checkpoint->total_bytes();
-  if (impl_->gguf == nullptr) return impl_->random_memory->size();
+  if (impl_->gguf == nullptr) return impl_->random_bytes;
   size_t bytes = 0;
   for (const GgufModel::Tensor& tensor : impl_->gguf->tensors()) bytes += tensor.info->bytes;
   return bytes;
