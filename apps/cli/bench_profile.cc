@@ -68,18 +68,15 @@ std::string ProfileTable(const PhaseReport& phase) {
   };
   for (const StageReport& stage : phase.stages) {
     const Profile::Row& row = stage.measured;
-    table += fmt::format("  {:<20} {:>8} {:>5.1f} % {:>9.3f} {:>9} {:>8} {:>9} {:>6} {}\n",
-                         StageName(stage.stage), row.calls, 100 * row.seconds / phase.seconds,
-                         1e3 * row.seconds, amount(row.bytes / 1e6),
-                         amount(PerSecond(row.bytes, stage)), amount(PerSecond(stage.ops, stage)),
-                         stage.limit_seconds > 0
-                             ? fmt::format("{:.0f} %", 100 * stage.share_of_limit())
-                             : std::string(),
-                         BoundBy(stage));
-  }
-  for (size_t at = 0; (at = table.find(" \n", at)) != std::string::npos;) {
-    table.erase(at, 1);
-    if (at > 0) --at;
+    const std::string share =
+        stage.limit_seconds > 0 ? fmt::format("{:.0f} %", 100 * stage.share_of_limit()) : "";
+    std::string line = fmt::format(
+        "  {:<20} {:>8} {:>5.1f} % {:>9.3f} {:>9} {:>8} {:>9} {:>6} {}", StageName(stage.stage),
+        row.calls, 100 * row.seconds / phase.seconds, 1e3 * row.seconds, amount(row.bytes / 1e6),
+        amount(PerSecond(row.bytes, stage)), amount(PerSecond(stage.ops, stage)), share,
+        BoundBy(stage));
+    line.resize(line.find_last_not_of(' ') + 1);
+    table += line + '\n';
   }
   return table;
 }

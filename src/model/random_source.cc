@@ -23,7 +23,7 @@ namespace {
 constexpr size_t kAlignment = 64;
 // Primes, so that rows of a matrix start at different places of the pattern.
 constexpr size_t kPatternElements = 1056509;
-constexpr size_t kPatternBlocks = 1031;
+constexpr size_t kPatternBlocks = 521;
 constexpr float kDeviation = 0.02f;
 
 size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
