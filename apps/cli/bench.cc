@@ -242,12 +242,12 @@ std::vector<PhaseReport> TakeProfile(const Subject& subject, const Options& opti
   PrefillRate(profiled, options.prompt, 1);
   profiled.profile = &decode;
   DecodeRate(profiled, options.decode, options.batch, 1);
-  return {MakeReport("prefill", fmt::format("prefill of {} tokens{}", options.prompt, behind),
-                     prefill, limits),
-          MakeReport("decode",
-                     fmt::format("decode of {} x {} tokens{}", options.decode, options.batch,
-                                 behind),
-                     decode, limits)};
+  return {
+      MakeReport("prefill", fmt::format("prefill of {} tokens{}", options.prompt, behind), prefill,
+                 limits),
+      MakeReport("decode",
+                 fmt::format("decode of {} x {} tokens{}", options.decode, options.batch, behind),
+                 decode, limits)};
 }
 
 int Run(const Options& options, const Settings& settings) {
@@ -299,40 +299,40 @@ int Run(const Options& options, const Settings& settings) {
       FormatBytes(static_cast<double>(model.weight_bytes())), DTypeName(model.activation_dtype()));
   if (!options.html.empty()) {
     const std::string facts[] = {
-        machine, fmt::format("read bandwidth {:.1f} GB/s; peaks f32 {:.0f}, bf16 {:.0f}, int8 "
-                             "{:.0f} Gop/s",
-                             limits.read_gbps, limits.f32_gops, limits.bf16_gops, limits.int8_gops)};
+        machine,
+        fmt::format("read bandwidth {:.1f} GB/s; peaks f32 {:.0f}, bf16 {:.0f}, int8 "
+                    "{:.0f} Gop/s",
+                    limits.read_gbps, limits.f32_gops, limits.bf16_gops, limits.int8_gops)};
     const std::string& name = options.shape.empty() ? options.model : options.shape;
     WriteFile("--html", options.html, ProfilePage("Profile of " + name, facts, phases));
   }
   if (options.json) {
-    nlohmann::ordered_json line = {
-        {"pp_tps", prefill.Median()},
-        {"pp_tps_spread", prefill.Spread()},
-        {"tg_tps", decode.Median()},
-        {"tg_tps_spread", decode.Spread()},
-        {"load_s", loaded.load_seconds},
-        {"rss_gb", resident},
-        {"peak_rss_gb", static_cast<double>(PeakResidentBytes()) / 1e9},
-        {"weights_gb", static_cast<double>(model.weight_bytes()) / 1e9},
-        {"read_gbps", limits.read_gbps},
-        {"peak_gops", peak},
-        {"peak_type", ArithmeticName(arithmetic)},
-        {"f32_gops", limits.f32_gops},
-        {"bf16_gops", limits.bf16_gops},
-        {"int8_gops", limits.int8_gops},
-        {"step_gb", step_gb},
-        {"step_kv_gb", kv_gb},
-        {"tg_share_of_limit", tg_share},
-        {"pp_share_of_limit", pp_share},
-        {"threads", loaded.pool->num_threads()},
-        {"prompt", options.prompt},
-        {"decode", options.decode},
-        {"batch", options.batch},
-        {"depth", options.depth},
-        {"weights", DTypeName(model.weight_dtype())},
-        {"activations", DTypeName(model.activation_dtype())},
-        {"target", GetCpuInfo().target_chosen}};
+    nlohmann::ordered_json line = {{"pp_tps", prefill.Median()},
+                                   {"pp_tps_spread", prefill.Spread()},
+                                   {"tg_tps", decode.Median()},
+                                   {"tg_tps_spread", decode.Spread()},
+                                   {"load_s", loaded.load_seconds},
+                                   {"rss_gb", resident},
+                                   {"peak_rss_gb", static_cast<double>(PeakResidentBytes()) / 1e9},
+                                   {"weights_gb", static_cast<double>(model.weight_bytes()) / 1e9},
+                                   {"read_gbps", limits.read_gbps},
+                                   {"peak_gops", peak},
+                                   {"peak_type", ArithmeticName(arithmetic)},
+                                   {"f32_gops", limits.f32_gops},
+                                   {"bf16_gops", limits.bf16_gops},
+                                   {"int8_gops", limits.int8_gops},
+                                   {"step_gb", step_gb},
+                                   {"step_kv_gb", kv_gb},
+                                   {"tg_share_of_limit", tg_share},
+                                   {"pp_share_of_limit", pp_share},
+                                   {"threads", loaded.pool->num_threads()},
+                                   {"prompt", options.prompt},
+                                   {"decode", options.decode},
+                                   {"batch", options.batch},
+                                   {"depth", options.depth},
+                                   {"weights", DTypeName(model.weight_dtype())},
+                                   {"activations", DTypeName(model.activation_dtype())},
+                                   {"target", GetCpuInfo().target_chosen}};
     for (const PhaseReport& phase : phases) line["profile"][phase.name] = ProfileJson(phase);
     fmt::print("{}\n", line.dump());
     return 0;
@@ -378,8 +378,9 @@ std::function<int()> SetUpBench(CLI::App& app, Settings& settings) {
       "of the same bytes, and FuseEP; --shape NAME[:bf16|f32|w8a8_int8]");
   app.add_option("--tokens", options->tokens,
                  "with --ep: tokens of each rank, a list [1,16,128,1024]");
-  app.add_flag("--profile", options->profile,
-               "time, bytes and share of this machine's limit of each stage, taken in one more run");
+  app.add_flag(
+      "--profile", options->profile,
+      "time, bytes and share of this machine's limit of each stage, taken in one more run");
   app.add_option("--html", options->html, "with --profile: a page with a picture of it");
   app.add_flag("--json", options->json, "machine-readable, one line");
   AddSettingOptions(app, settings);

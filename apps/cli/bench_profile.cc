@@ -60,9 +60,9 @@ PhaseReport MakeReport(std::string name, std::string title, const Profile& profi
 }
 
 std::string ProfileTable(const PhaseReport& phase) {
-  std::string table = fmt::format("{}: {:.2f} ms\n  {:<20} {:>8} {:>7} {:>9} {:>9} {:>8} {:>9} {:>6}\n",
-                                  phase.title, 1e3 * phase.seconds, "stage", "calls", "share",
-                                  "ms", "MB", "GB/s", "Gop/s", "limit");
+  std::string table = fmt::format(
+      "{}: {:.2f} ms\n  {:<20} {:>8} {:>7} {:>9} {:>9} {:>8} {:>9} {:>6}\n", phase.title,
+      1e3 * phase.seconds, "stage", "calls", "share", "ms", "MB", "GB/s", "Gop/s", "limit");
   const auto amount = [](double value) {
     return value > 0 ? fmt::format("{:.1f}", value) : std::string();
   };
@@ -70,11 +70,11 @@ std::string ProfileTable(const PhaseReport& phase) {
     const Profile::Row& row = stage.measured;
     const std::string share =
         stage.limit_seconds > 0 ? fmt::format("{:.0f} %", 100 * stage.share_of_limit()) : "";
-    std::string line = fmt::format(
-        "  {:<20} {:>8} {:>5.1f} % {:>9.3f} {:>9} {:>8} {:>9} {:>6} {}", StageName(stage.stage),
-        row.calls, 100 * row.seconds / phase.seconds, 1e3 * row.seconds, amount(row.bytes / 1e6),
-        amount(PerSecond(row.bytes, stage)), amount(PerSecond(stage.ops, stage)), share,
-        BoundBy(stage));
+    std::string line =
+        fmt::format("  {:<20} {:>8} {:>5.1f} % {:>9.3f} {:>9} {:>8} {:>9} {:>6} {}",
+                    StageName(stage.stage), row.calls, 100 * row.seconds / phase.seconds,
+                    1e3 * row.seconds, amount(row.bytes / 1e6), amount(PerSecond(row.bytes, stage)),
+                    amount(PerSecond(stage.ops, stage)), share, BoundBy(stage));
     line.resize(line.find_last_not_of(' ') + 1);
     table += line + '\n';
   }

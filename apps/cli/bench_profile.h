@@ -19,8 +19,9 @@ std::pair<Arithmetic, double> PeakOf(const kernels::MachineLimits& limits, Arith
 struct StageReport {
   Stage stage = Stage::kOther;
   Profile::Row measured;
-  double ops = 0;            // of all kinds
-  double limit_seconds = 0;  // that its bytes or its operations, whichever take longer, need at least
+  double ops = 0;  // of all kinds
+  double limit_seconds =
+      0;  // that its bytes or its operations, whichever take longer, need at least
   bool is_memory_bound = false;
 
   // 0 if nothing is known that it must read or compute.
@@ -31,9 +32,9 @@ struct StageReport {
 
 // One profiled phase.
 struct PhaseReport {
-  std::string name;               // "prefill"
-  std::string title;              // "prefill of 512 tokens"
-  double seconds = 0;             // of all stages
+  std::string name;                 // "prefill"
+  std::string title;                // "prefill of 512 tokens"
+  double seconds = 0;               // of all stages
   std::vector<StageReport> stages;  // those that took time, in the order of Stage
 };
 

@@ -12,8 +12,8 @@ namespace {
 
 using Out = std::back_insert_iterator<std::string>;
 
-// In the order of Stage: attention is blue, experts are warm, the rest is grey or violet. Neighbours
-// differ in lightness, so that they are told apart without colour too.
+// In the order of Stage: attention is blue, experts are warm, the rest is grey or violet.
+// Neighbours differ in lightness, so that they are told apart without colour too.
 constexpr std::array<const char*, kNumStages> kColours = {
     "#8a93a0", "#c3c8d0", "#1b4f8a", "#7fb2e5", "#2f7fc1", "#a9d0f5", "#5c3b8c",
     "#f2c98a", "#c4450c", "#f08a4b", "#8a6d00", "#2f7d46", "#b08fd0", "#555b66"};
@@ -51,8 +51,8 @@ void WritePhase(Out out, const PhaseReport& phase, double y) {
                  y, EscapeHtml(phase.title), 1e3 * phase.seconds,
                  phase.seconds > 0 ? 100 * limit / phase.seconds : 0);
   const auto label = [&](double at, std::string_view text) {
-    fmt::format_to(out, "<text class=\"tick\" x=\"16\" y=\"{:.0f}\">{}</text>\n",
-                   at + kBar / 2 + 4, text);
+    fmt::format_to(out, "<text class=\"tick\" x=\"16\" y=\"{:.0f}\">{}</text>\n", at + kBar / 2 + 4,
+                   text);
   };
   label(y + 12, "measured");
   WriteBar(out, phase, y + 12, scale, [](const StageReport& s) { return s.measured.seconds; });
@@ -115,7 +115,9 @@ void WriteTable(Out out, const PhaseReport& phase) {
     cell(stage.ops / 1e9 / row.seconds);
     cell(100 * stage.share_of_limit(), " %");
     fmt::format_to(out, "<td>{}</td></tr>\n",
-                   stage.limit_seconds == 0 ? "" : stage.is_memory_bound ? "memory" : "compute");
+                   stage.limit_seconds == 0 ? ""
+                   : stage.is_memory_bound  ? "memory"
+                                            : "compute");
   }
   fmt::format_to(out, "</tbody></table>\n");
 }

@@ -38,8 +38,7 @@ Arithmetic ArithmeticOf(DType weights, DType activations) {
     case DType::kF16:
     case DType::kBF16:
     case DType::kF8E4M3:
-    case DType::kF8E5M2:
-      return activations == DType::kBF16 ? Arithmetic::kBF16 : Arithmetic::kF32;
+    case DType::kF8E5M2: return activations == DType::kBF16 ? Arithmetic::kBF16 : Arithmetic::kF32;
     default: return Arithmetic::kInt8;
   }
 }

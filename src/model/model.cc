@@ -591,9 +591,8 @@ Rows Model::Impl::AttendHeads(ExecContext& context, std::span<const SequenceChun
   const auto own = [&](const Rows& rows) {
     return Rows(rows.data + heads.first * width, rows.rows, heads.count * width, rows.stride);
   };
-  const StageTimer timer(context.profile, Stage::kAttention, [&] {
-    return AttentionWork(config, chunks, cache, index, heads);
-  });
+  const StageTimer timer(context.profile, Stage::kAttention,
+                         [&] { return AttentionWork(config, chunks, cache, index, heads); });
   Attend(context, config, chunks, cache, index, heads, own(q), own(attended));
   const TensorParallel::Matrix by_head{attended, width};
   tensor_parallel->Gather(context, {&by_head, 1}, index);
@@ -619,8 +618,9 @@ void Model::Impl::RunAttention(ExecContext& context, std::span<const SequenceChu
   const Rows projected = context.arena.AllocateRows(x.rows, config.hidden_size);
   const quant::LinearJob job = Job(attention.o, attention.o_bias, projected);
   {
-    const StageTimer timer(context.profile, Stage::kOutput,
-                           [&] { return WorkOf({&job, 1}, x.rows); });
+    const StageTimer timer(context.profile, Stage::kOutput, [&] {
+      return WorkOf({&job, 1}, x.rows);
+    });
     tensor_parallel->Linear(context, attended, job, index);
   }
   AddRows(context, projected, x);
@@ -651,8 +651,9 @@ Rows Model::Impl::RunMoe(ExecContext& context, size_t index, ConstRows x,
   const LayerWeights& layer = weights.layers[index];
   const quant::LinearJob job{layer.router, DataOrNull(layer.router_bias), logits, DType::kF32};
   {
-    const StageTimer timer(context.profile, Stage::kRouter,
-                           [&] { return WorkOf({&job, 1}, x.rows); });
+    const StageTimer timer(context.profile, Stage::kRouter, [&] {
+      return WorkOf({&job, 1}, x.rows);
+    });
     quant::RunLinears(context, x, {&job, 1});
   }
   moe::RoutingRecord record;

@@ -68,7 +68,8 @@ std::vector<float> NormalValues(size_t count, float deviation) {
 uint8_t CodeOf(DType codes, float value) {
   switch (codes) {
     case DType::kI8:
-      return static_cast<uint8_t>(static_cast<int8_t>(std::clamp(std::round(value), -127.f, 127.f)));
+      return static_cast<uint8_t>(
+          static_cast<int8_t>(std::clamp(std::round(value), -127.f, 127.f)));
     case DType::kF8E4M3: return EncodeE4M3(value);
     case DType::kU4: return static_cast<uint8_t>(std::clamp(std::round(value) + 8, 0.f, 15.f));
     default: break;
@@ -158,10 +159,12 @@ DType RandomSource::TypeOf(std::string_view name, const Shape& shape,
       const DType dtype = FindRandomScheme(other).dtype;
       if (IsGgmlBlock(dtype) && cols % DTypeBlock(dtype) == 0) others.push_back(other);
     }
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("tensor {}: {} inputs are no multiple of the block of {} of scheme {}{}",
-                            name, cols, block, scheme_.name,
-                            others.empty() ? "" : fmt::format("; those of {} fit", fmt::join(others, ", "))));
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format(
+            "tensor {}: {} inputs are no multiple of the block of {} of scheme {}{}", name, cols,
+            block, scheme_.name,
+            others.empty() ? "" : fmt::format("; those of {} fit", fmt::join(others, ", "))));
   }
   return Contains(allowed, scheme_.dtype) ? scheme_.dtype : allowed.front();
 }
@@ -176,7 +179,8 @@ RandomSource::Pattern RandomSource::Constant(DType dtype, float value) const {
     Pattern pattern;
     pattern.unit = sizeof(x);
     pattern.bytes.resize(sizeof(x) * 256);
-    for (size_t i = 0; i < 256; ++i) std::memcpy(pattern.bytes.data() + i * sizeof(x), &x, sizeof(x));
+    for (size_t i = 0; i < 256; ++i)
+      std::memcpy(pattern.bytes.data() + i * sizeof(x), &x, sizeof(x));
     return pattern;
   };
   switch (dtype) {
@@ -185,7 +189,7 @@ RandomSource::Pattern RandomSource::Constant(DType dtype, float value) const {
     case DType::kBF16: return of(ToBF16(value));
     case DType::kF8E4M3: return of(EncodeE4M3(value));
     case DType::kU8:
-    case DType::kF8E8M0: return of(static_cast<uint8_t>(127 + std::ilogb(value)));
+    case DType::kF8E8M0: return of(static_cast<uint8_t>(127 + std::lround(std::log2(value))));
     default: break;
   }
   SY_CHECK(dtype == DType::kI32);  // zero points
@@ -223,10 +227,10 @@ RandomSource::Pattern RandomSource::Normal(DType dtype, float deviation) const {
   const std::vector<float> values =
       NormalValues(pattern.bytes.size() * (is_paired ? 2 : 1), deviation);
   for (size_t i = 0; i < pattern.bytes.size(); ++i) {
-    pattern.bytes[i] = static_cast<std::byte>(
-        is_paired ? CodeOf(scheme_.codes, values[2 * i]) |
-                        CodeOf(scheme_.codes, values[2 * i + 1]) << 4
-                  : CodeOf(scheme_.codes, values[i]));
+    pattern.bytes[i] =
+        static_cast<std::byte>(is_paired ? CodeOf(scheme_.codes, values[2 * i]) |
+                                               CodeOf(scheme_.codes, values[2 * i + 1]) << 4
+                                         : CodeOf(scheme_.codes, values[i]));
   }
   return pattern;
 }
@@ -243,9 +247,8 @@ RandomSource::Pattern& RandomSource::PatternOf(std::string_view name, const Shap
   if (name.ends_with("global_scale"))
     return find("global scales", [&] { return Constant(dtype, kNvfp4Reciprocal); });
   if (IsScale(name)) {
-    return find("scales", [&] {
-      return Constant(dtype, dtype == DType::kF8E4M3 ? kNvfp4Scale : scale);
-    });
+    return find("scales",
+                [&] { return Constant(dtype, dtype == DType::kF8E4M3 ? kNvfp4Scale : scale); });
   }
   if (name.ends_with("zeros")) return find("zeros", [&] { return Constant(dtype, 0); });
   if (name.ends_with("bias")) return find("biases", [&] { return Constant(dtype, 0); });

@@ -90,9 +90,10 @@ ModelConfig FromRow(const ShapeRow& row) {
 
 ModelConfig FromRow(const DeepseekRow& row) {
   const bool is_v3 = row.q_rank != 0;
-  ModelConfig config = FromRow(ShapeRow{row.name, is_v3 ? "deepseek_v3" : "deepseek_v2", row.hidden,
-                                row.layers, row.heads, row.heads, 128 + 64, row.experts, row.top_k,
-                                row.inner, row.vocab, 163840, 1e4, 1e-6, QkNorm::kNone, is_v3});
+  ModelConfig config =
+      FromRow(ShapeRow{row.name, is_v3 ? "deepseek_v3" : "deepseek_v2", row.hidden, row.layers,
+                       row.heads, row.heads, 128 + 64, row.experts, row.top_k, row.inner, row.vocab,
+                       163840, 1e4, 1e-6, QkNorm::kNone, is_v3});
   config.latent =
       LatentAttention{.q_rank = row.q_rank, .kv_rank = 512, .nope_dim = 128, .value_dim = 128};
   config.rope.rotary_dim = 64;
@@ -110,9 +111,9 @@ ModelConfig FromRow(const DeepseekRow& row) {
 }
 
 ModelConfig FromRow(const SigmoidRow& row) {
-  ModelConfig config =
-      FromRow(ShapeRow{row.name, row.architecture, row.hidden, row.layers, row.heads, 8, 128, row.experts,
-               8, row.inner, row.vocab, row.context, row.theta, row.eps, row.qk_norm, true});
+  ModelConfig config = FromRow(ShapeRow{row.name, row.architecture, row.hidden, row.layers,
+                                        row.heads, 8, 128, row.experts, 8, row.inner, row.vocab,
+                                        row.context, row.theta, row.eps, row.qk_norm, true});
   config.rope.rotary_dim = 64;
   config.attention_bias = row.attention_bias;
   config.dense_intermediate_size = row.dense_inner;
@@ -124,8 +125,9 @@ ModelConfig FromRow(const SigmoidRow& row) {
 }
 
 ModelConfig FromRow(const GptOssRow& row) {
-  ModelConfig config = FromRow(ShapeRow{row.name, "gpt_oss", 2880, row.layers, 64, 8, 64, row.experts, 4,
-                                2880, 201088, 131072, 150000, 1e-5, QkNorm::kNone, true});
+  ModelConfig config =
+      FromRow(ShapeRow{row.name, "gpt_oss", 2880, row.layers, 64, 8, 64, row.experts, 4, 2880,
+                       201088, 131072, 150000, 1e-5, QkNorm::kNone, true});
   config.attention_bias = config.attention_sinks = config.router_bias = config.expert_bias = true;
   config.experts_are_transposed = true;
   config.routing = moe::RoutingPolicy::kTopKThenSoftmax;

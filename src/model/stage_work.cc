@@ -9,11 +9,14 @@ namespace {
 
 // Of positions first, …, first + count - 1: sum of the keys that each sees, at most `window`.
 double SumOfKeys(size_t first, size_t count, size_t window) {
-  const auto triangle = [](size_t n) { return 0.5 * static_cast<double>(n) * static_cast<double>(n + 1); };
+  const auto triangle = [](size_t n) {
+    return 0.5 * static_cast<double>(n) * static_cast<double>(n + 1);
+  };
   const size_t end = first + count;  // keys of the last position
   if (window == 0 || end <= window) return triangle(end) - triangle(first);
   const size_t whole = std::max(first, window);  // from here on all see `window`
-  return triangle(whole) - triangle(first) + static_cast<double>(window) * static_cast<double>(end - whole);
+  return triangle(whole) - triangle(first) +
+         static_cast<double>(window) * static_cast<double>(end - whole);
 }
 
 }  // namespace
@@ -46,7 +49,7 @@ StageWork AttentionWork(const ModelConfig& config, std::span<const SequenceChunk
   const size_t window = config.layers[layer].window;
   const double token_bytes =
       static_cast<double>(cache.layers[layer].block_bytes) / static_cast<double>(kKvBlockSize);
-  const size_t value_dim = shape.value_dim != 0       ? shape.value_dim
+  const size_t value_dim = shape.value_dim != 0        ? shape.value_dim
                            : config.latent.has_value() ? config.latent->kv_rank
                                                        : shape.key_dim;
   const auto ops_per_key =

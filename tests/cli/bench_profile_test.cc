@@ -14,12 +14,14 @@ Profile OneProfile() {
   Profile profile;
   profile.Begin();
   {
-    const StageTimer timer(&profile, Stage::kHead,
-                           [] { return StageWork{1e9, 4e9, Arithmetic::kBF16}; });
+    const StageTimer timer(&profile, Stage::kHead, [] {
+      return StageWork{1e9, 4e9, Arithmetic::kBF16};
+    });
   }
   {
-    const StageTimer timer(&profile, Stage::kGateUp,
-                           [] { return StageWork{1e6, 5e9, Arithmetic::kInt8}; });
+    const StageTimer timer(&profile, Stage::kGateUp, [] {
+      return StageWork{1e6, 5e9, Arithmetic::kInt8};
+    });
   }
   profile.End();
   return profile;

@@ -16,8 +16,9 @@ TEST(Profile, TimeBelongsToTheInnermostStage) {
   {
     const StageTimer outer(&profile, Stage::kMoePrepare);
     {
-      const StageTimer inner(&profile, Stage::kGateUp,
-                             [] { return StageWork{100, 200, Arithmetic::kInt8}; });
+      const StageTimer inner(&profile, Stage::kGateUp, [] {
+        return StageWork{100, 200, Arithmetic::kInt8};
+      });
     }
     const StageTimer inner(&profile, Stage::kDown);
   }

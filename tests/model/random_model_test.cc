@@ -185,8 +185,7 @@ TEST_F(RandomModel, ProfileCountsEveryStage) {
     Profile profile;
     const auto start = std::chrono::steady_clock::now();
     profile.Begin();
-    const std::vector<float> profiled =
-        testing::LogitsOf(*model, pool_, {1, 5, 9, 2, 7}, &profile);
+    const std::vector<float> profiled = testing::LogitsOf(*model, pool_, {1, 5, 9, 2, 7}, &profile);
     profile.End();
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

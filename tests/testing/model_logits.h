@@ -10,8 +10,8 @@
 
 namespace switchyard::testing {
 
-// Of every position of a few tokens, by default all below 10, with a cache of one block. Collective where the
-// model is.
+// Of every position of a few tokens, by default all below 10, with a cache of one block. Collective
+// where the model is.
 inline std::vector<float> LogitsOf(Model& model, ThreadPool& pool,
                                    std::vector<int32_t> ids = {1, 5, 9, 2, 7},
                                    Profile* profile = nullptr,

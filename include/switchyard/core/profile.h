@@ -56,6 +56,7 @@ struct StageWork {
 // Time and work of each stage since Begin. Used by one thread, the one that runs the passes.
 class Profile {
  public:
+  // What was measured of one stage.
   struct Row {
     uint64_t calls = 0;
     double seconds = 0;

@@ -165,9 +165,8 @@ const RunnerOutput& AiterRunnerCore::Run(ExecContext& context, const RunnerInput
   const quant::ActRows prepared = quant::PrepareExpertRows(
       context, hidden, weights.a2, weights.w2.format, config_.activation_dtype);
   const Rows down = [&] {
-    const StageTimer timer(context.profile, Stage::kDown, [&] {
-      return WorkOf(weights.w2, sorted, config_.activation_dtype);
-    });
+    const StageTimer timer(context.profile, Stage::kDown,
+                           [&] { return WorkOf(weights.w2, sorted, config_.activation_dtype); });
     return quant::Down(context, sorted.groups, prepared, weights.w2);
   }();
 
