@@ -20,6 +20,8 @@ constexpr std::array<const char*, kNumStages> kColours = {
 
 const char* Colour(Stage stage) { return kColours[static_cast<size_t>(stage)]; }
 
+constexpr size_t kLegendColumns = 7;  // in two lines
+static_assert(kNumStages <= 2 * kLegendColumns);
 constexpr double kLeft = 110, kRight = 980, kBar = 44, kPhaseHeight = 150;
 
 // Segments side by side, as wide as their seconds; those that are wide enough are named.
@@ -62,8 +64,8 @@ void WritePhase(Out out, const PhaseReport& phase, double y) {
 
 void WriteLegend(Out out, double y) {
   for (size_t i = 0; i < kNumStages; ++i) {
-    const double x = 16 + static_cast<double>(i % 7) * 140;
-    const double line = y + static_cast<double>(i / 7) * 20;
+    const double x = 16 + 140 * static_cast<double>(i % kLegendColumns);
+    const double line = y + (i < kLegendColumns ? 0 : 20);
     fmt::format_to(out,
                    "<rect x=\"{:.0f}\" y=\"{:.0f}\" width=\"12\" height=\"12\" fill=\"{}\"/>"
                    "<text class=\"tick\" x=\"{:.0f}\" y=\"{:.0f}\">{}</text>\n",

@@ -44,7 +44,7 @@ bool IsScale(std::string_view name) { return Contains(name, "scale"); }
 // enough for few to reach the end of the range.
 float CodeDeviation(DType codes) {
   switch (codes) {
-    case DType::kI8: return 32.0f;
+    case DType::kI8:
     case DType::kF8E4M3: return 32.0f;
     case DType::kU4: return 2.5f;
     case DType::kF4E2M1: return 2.56f;
