@@ -209,7 +209,7 @@ LoadedModel LoadModel(const ModelRequest& request, const Settings& settings) {
   ModelOptions options = MakeModelOptions(settings, request.act_dtype);
   if (loaded.ranks != nullptr) options.moe.ep = &loaded.ranks->ep();
   if (request.random) {
-    loaded.model = Model::Random(*request.random, request.random_dtype, options, *loaded.pool);
+    loaded.model = Model::Random(*request.random, request.random_scheme, options, *loaded.pool);
   } else {
     OnAllRanks([&] { loaded.files = OpenModelFiles(request.model); });
     loaded.model = Model::Load(loaded.files, options, *loaded.pool);

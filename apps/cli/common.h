@@ -81,7 +81,7 @@ struct ModelRequest {
   size_t max_sequences = 1;
   // Instead of the model: random weights in this shape.
   std::optional<ModelConfig> random = {};
-  DType random_dtype = DType::kBF16;
+  std::string random_scheme = "bf16";
   // Called on every rank once the model is ready; collective calls are possible.
   std::function<void(const LoadedModel& loaded)> on_every_rank = {};
 };

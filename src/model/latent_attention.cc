@@ -4,6 +4,7 @@
 
 #include "kernels/norm/rms_norm.h"
 #include "kernels/rope/rope.h"
+#include "model/stage_work.h"
 #include "quant/act_quant.h"
 #include "quant/linear.h"
 
@@ -30,13 +31,28 @@ class LatentBlock {
   Rows Run(ConstRows x) {
     const Rows kv = context_.arena.AllocateRows(x.rows, key_dim_);
     const Rows q = context_.arena.AllocateRows(x.rows, args_.config.num_heads * head_dim_);
-    Project(x, q, kv);
-    Rotate(q, kv);
-    StoreKeysAndValues(context_, args_.config, args_.chunks, args_.cache, args_.layer, kv, {});
+    {
+      const StageTimer timer(context_.profile, Stage::kQkv);
+      Project(x, q, kv);
+    }
+    {
+      const StageTimer timer(context_.profile, Stage::kRope);
+      Rotate(q, kv);
+      StoreKeysAndValues(context_, args_.config, args_.chunks, args_.cache, args_.layer, kv, {});
+    }
     const Rows sums = context_.arena.AllocateRows(x.rows, mine_.count * latent_.kv_rank);
     if (mine_.count != 0) {
+<<<<<<< HEAD
       Attend(context_, args_.config, args_.chunks, args_.cache, args_.layer,
              args_.act_for(args_.weights.key_up[0]), {0, 1, mine_.count}, AbsorbKeys(q), sums);
+=======
+      const Rows absorbed = AbsorbKeys(q);
+      const QueryHeads heads{0, 1, mine_.count};
+      const StageTimer timer(context_.profile, Stage::kAttention, [&] {
+        return AttentionWork(args_.config, args_.chunks, args_.cache, args_.layer, heads);
+      });
+      Attend(context_, args_.config, args_.chunks, args_.cache, args_.layer, heads, absorbed, sums);
+>>>>>>> h-bench
     }
     return Values(sums);
   }
@@ -49,10 +65,13 @@ class LatentBlock {
     const quant::LinearJob to_q = Job(w.q, {}, q);
     if (latent_.q_rank == 0) {
       const quant::LinearJob jobs[] = {to_q, to_kv};
+      Count(jobs, x.rows);
       args_.tensor_parallel.RunLinears(context_, x, jobs, args_.layer);
     } else {
       const Rows q_a = context_.arena.AllocateRows(x.rows, latent_.q_rank);
       const quant::LinearJob jobs[] = {Job(w.q_a, w.q_a_bias, q_a), to_kv};
+      Count(jobs, x.rows);
+      Count({&to_q, 1}, x.rows);
       args_.tensor_parallel.RunLinears(context_, x, jobs, args_.layer);
       Normalize(q_a, w.q_a_norm);
       args_.tensor_parallel.Linear(context_, q_a, to_q, args_.layer);
@@ -62,6 +81,10 @@ class LatentBlock {
     if (w.kv_b_act.kind == ActQuantKind::kNone) return;
     // What kv_b would have met.
     quant::DequantizeRows(context_, quant::QuantizeRows(context_, latent, w.kv_b_act), latent);
+  }
+
+  void Count(std::span<const quant::LinearJob> jobs, size_t rows) const {
+    if (context_.profile != nullptr) context_.profile->Add(Stage::kQkv, WorkOf(jobs, rows));
   }
 
   quant::LinearJob Job(const WeightMatrix& weight, const std::vector<float>& bias, Rows out) {
@@ -90,6 +113,7 @@ class LatentBlock {
 
   // [Wk^T q ; q_r] of the own heads. Shapes: returns [T, mine * key_dim].
   Rows AbsorbKeys(ConstRows q) {
+    const StageTimer timer(context_.profile, Stage::kQkv);
     const Rows absorbed = context_.arena.AllocateRows(q.rows, mine_.count * key_dim_);
     const quant::ActRows acts =
         quant::PrepareActivations(context_, q, args_.act_for(args_.weights.key_up[0]));
@@ -100,6 +124,7 @@ class LatentBlock {
       calls[i] = {quant::SliceColumns(context_.arena, acts, head * head_dim_, latent_.nope_dim),
                   {args_.weights.key_up[head], nullptr,
                    Rows(absorbed.data + i * key_dim_, q.rows, latent_.kv_rank, absorbed.stride)}};
+      Count({&calls[i].job, 1}, q.rows);
     }
     quant::RunLinearCalls(context_, calls);
     quant::ForEachRow(context_, q.rows, [&](size_t t) {
@@ -113,6 +138,7 @@ class LatentBlock {
 
   // Wv times the sums of the own heads, put together with those of the others.
   Rows Values(ConstRows sums) {
+    const StageTimer timer(context_.profile, Stage::kQkv);
     const size_t width = latent_.value_dim;
     const Rows out = context_.arena.AllocateRows(sums.rows, args_.config.num_heads * width);
     if (mine_.count != 0) {
@@ -125,6 +151,7 @@ class LatentBlock {
         calls[i] = {quant::SliceColumns(context_.arena, acts, i * latent_.kv_rank, latent_.kv_rank),
                     {args_.weights.value_up[head], nullptr,
                      Rows(out.data + head * width, out.rows, width, out.stride)}};
+        Count({&calls[i].job, 1}, sums.rows);
       }
       quant::RunLinearCalls(context_, calls);
     }

@@ -135,7 +135,7 @@ void MatrixBinder::TakeScheme(const StorageScheme& scheme, const std::string& mo
     // Scales are checked when they are read, codes that may be NaN with the floats.
     if (tensors.views.empty() && !scheme.repacks()) source_.Use(name, view);
     tensors.views.push_back(view);
-    if (kind) stored.bytes += BytesOfShape(kind->dtype, kind->shape);
+    stored.bytes += BytesOfShape(view.dtype, view.shape);
   }
   if (scheme.repacks()) copied_bytes_ += stored.bytes;
   stored.dtype = tensors.views[0].dtype;

@@ -23,6 +23,9 @@
 #include "model/latent_attention.h"
 #include "model/quantization/online.h"
 #include "model/quantization/quantization.h"
+#include "model/random_scheme.h"
+#include "model/random_source.h"
+#include "model/stage_work.h"
 #include "model/tensor_parallel.h"
 #include "model/value_scan.h"
 #include "model/weights.h"
@@ -55,6 +58,7 @@ void ForEachToken(ExecContext& context, size_t num_tokens, const Body& body) {
 }
 
 Rows Normalize(ExecContext& context, ConstRows x, const std::vector<float>& weight, double eps) {
+  const StageTimer timer(context.profile, Stage::kNorm);
   const Rows out = context.arena.AllocateRows(x.rows, x.cols);
   ForEachToken(context, x.rows, [&](size_t t) {
     kernels::RmsNorm(x.Row(t), weight.data(), x.cols, static_cast<float>(eps), out.Row(t));
@@ -63,6 +67,7 @@ Rows Normalize(ExecContext& context, ConstRows x, const std::vector<float>& weig
 }
 
 void AddRows(ExecContext& context, ConstRows x, Rows out) {
+  const StageTimer timer(context.profile, Stage::kNorm);
   ForEachToken(context, x.rows, [&](size_t t) { kernels::AddTo(x.Row(t), x.cols, out.Row(t)); });
 }
 
@@ -83,18 +88,6 @@ size_t WidestProducts(const ModelConfig& config) {
   }
   return std::max({widest, config.hidden_size, 2 * config.dense_intermediate_size,
                    2 * config.shared_intermediate_size, config.vocab_size});
-}
-
-// What a product reads: codes and scales.
-size_t MatrixBytes(const WeightMatrix& matrix) {
-  size_t bytes = matrix.rows * BytesOf(matrix.dtype(), matrix.cols);
-  if (matrix.scale != nullptr) {
-    const MatrixFormat& format = matrix.format;
-    const size_t cells = quant::CeilDiv(matrix.rows, format.scale_rows) *
-                         quant::CeilDiv(matrix.cols, format.scale_cols);
-    bytes += cells * (DTypeBytes(format.scale_dtype) + (format.has_zero ? 1 : 0));
-  }
-  return bytes;
 }
 
 // All matrices that a token's attention multiplies with.
@@ -176,6 +169,7 @@ struct Model::Impl {
   std::unique_ptr<Checkpoint> checkpoint;             // of a model in safetensors files
   std::unique_ptr<GgufModel> gguf;                    // of one in GGUF files
   std::shared_ptr<const MappedMemory> random_memory;  // of a random one
+  size_t random_bytes = 0;                            // that a checkpoint of it would have
   TransformerWeights weights;
   std::optional<ExpertPlacer> placer;
   std::optional<TensorParallel> tensor_parallel;
@@ -192,7 +186,7 @@ struct Model::Impl {
   void AddProblems(const std::vector<std::pair<std::string, std::string>>& refused);
   template <typename Source>
   void Bind(Source& source, const QuantizationRules* rules, ThreadPool& pool);
-  void MakeUp(DType dtype, ThreadPool& pool);
+  void MakeUp(const RandomScheme& scheme, ThreadPool& pool);
   uint64_t Fingerprint() const;
   void Build();
   void BuildOrNote();
@@ -441,33 +435,38 @@ void Model::Impl::BuildOrNote() {
   if (verification.problems.empty()) verification.problems.push_back(error);
 }
 
-std::unique_ptr<Model> Model::Random(const ModelConfig& config, DType dtype,
+std::unique_ptr<Model> Model::Random(const ModelConfig& config, std::string_view scheme_name,
                                      const ModelOptions& options, ThreadPool& pool) {
+  const RandomScheme& scheme = FindRandomScheme(scheme_name);
   auto impl = std::make_unique<Impl>();
-  impl->config = config;
+  impl->config = ConfigFor(scheme, config);
   impl->options = options;
-  OnAllRanks(options.moe.ep, [&] { impl->MakeUp(dtype, pool); });
+  OnAllRanks(options.moe.ep, [&] { impl->MakeUp(scheme, pool); });
   RequireSameModel(options.moe.ep, impl->Fingerprint());
   impl->Build();
   return std::unique_ptr<Model>(new Model(std::move(impl)));
 }
 
-void Model::Impl::MakeUp(DType dtype, ThreadPool& pool) {
+void Model::Impl::MakeUp(const RandomScheme& scheme, ThreadPool& pool) {
   placer.emplace(config, options);
-  const ExpertShare share = placer->Share();
-  const WeightBytes bytes = RandomWeightBytes(config, dtype, share);
-  const size_t needed = bytes.stored + bytes.copied;
+  const std::unique_ptr<QuantizationRules> rules = RulesFor(scheme, config);
+  BindOptions bind;
+  bind.share = placer->Share();
+  bind.rules = rules.get();
+  bind.activation_quant = options.moe.activation_quant;
+  bind.pool = &pool;
+  RandomSource count(scheme, config);
+  const size_t copied = BindWeights(config, count, bind).owned_bytes;
+  const size_t needed = count.memory_bytes() + copied;
   if (const size_t available = AvailableBytes(); available != 0 && needed > available) {
     throw Error(ErrorCode::kResourceExhausted,
                 fmt::format("random weights of this shape take {} bytes, {} are available", needed,
                             available));
   }
-  RandomSource source(dtype, bytes.stored, pool);
-  BindOptions bind;
-  bind.share = share;
-  bind.pool = &pool;
+  RandomSource source(scheme, config, count.memory_bytes(), pool);
   weights = BindWeights(config, source, bind);
   random_memory = source.memory();
+  random_bytes = source.tensor_bytes();
 }
 
 void Model::Impl::Build() {
@@ -528,6 +527,7 @@ void CheckToken(const ModelConfig& config, int32_t id, size_t position) {
 }  // namespace
 
 Rows Model::Impl::Embed(ExecContext& context, std::span<const SequenceChunk> chunks) const {
+  const StageTimer timer(context.profile, Stage::kEmbedding);
   size_t num_tokens = 0;
   for (const SequenceChunk& chunk : chunks) num_tokens += chunk.tokens.size();
   const Rows x = context.arena.AllocateRows(num_tokens, config.hidden_size);
@@ -574,9 +574,15 @@ Rows Model::Impl::AttendHeads(ExecContext& context, std::span<const SequenceChun
   const quant::LinearJob jobs[] = {Job(attention.q, attention.q_bias, q),
                                    Job(attention.k, attention.k_bias, k),
                                    Job(attention.v, attention.v_bias, v)};
-  tensor_parallel->RunLinears(context, x, jobs, index);
-  RotateAndNormalize(context, attention, rope, q, k, v);
-  StoreKeysAndValues(context, config, chunks, cache, index, k, v);
+  {
+    const StageTimer timer(context.profile, Stage::kQkv, [&] { return WorkOf(jobs, x.rows); });
+    tensor_parallel->RunLinears(context, x, jobs, index);
+  }
+  {
+    const StageTimer timer(context.profile, Stage::kRope);
+    RotateAndNormalize(context, attention, rope, q, k, v);
+    StoreKeysAndValues(context, config, chunks, cache, index, k, v);
+  }
   const Rows attended = context.arena.AllocateRows(x.rows, attention.q.rows);
   const TensorParallel::Slice mine = tensor_parallel->MySlice(config.num_kv_heads);
   QueryHeads heads{mine.first, mine.count, config.num_heads / config.num_kv_heads};
@@ -586,7 +592,10 @@ Rows Model::Impl::AttendHeads(ExecContext& context, std::span<const SequenceChun
   const auto own = [&](const Rows& rows) {
     return Rows(rows.data + heads.first * width, rows.rows, heads.count * width, rows.stride);
   };
-  Attend(context, config, chunks, cache, index, ActFor(attention.q), heads, own(q), own(attended));
+  const StageTimer timer(context.profile, Stage::kAttention,
+                         [&] { return AttentionWork(config, chunks, cache, index, heads); });
+  const DType act = ActFor(attention.q) == DType::kF32 ? DType::kF32 : DType::kBF16;
+  Attend(context, config, chunks, cache, index, act, heads, own(q), own(attended));
   const TensorParallel::Matrix by_head{attended, width};
   tensor_parallel->Gather(context, {&by_head, 1}, index);
   return attended;
@@ -609,7 +618,13 @@ void Model::Impl::RunAttention(ExecContext& context, std::span<const SequenceChu
                          normed)
           : AttendHeads(context, chunks, cache, index, rope, normed);
   const Rows projected = context.arena.AllocateRows(x.rows, config.hidden_size);
-  tensor_parallel->Linear(context, attended, Job(attention.o, attention.o_bias, projected), index);
+  const quant::LinearJob job = Job(attention.o, attention.o_bias, projected);
+  {
+    const StageTimer timer(context.profile, Stage::kOutput, [&] {
+      return WorkOf({&job, 1}, x.rows);
+    });
+    tensor_parallel->Linear(context, attended, job, index);
+  }
   AddRows(context, projected, x);
 }
 
@@ -617,14 +632,16 @@ Rows Model::Impl::RunDense(ExecContext& context, size_t index, ConstRows x) {
   const DenseMlpWeights& dense = weights.layers[index].dense;
   const Rows gate = context.arena.AllocateRows(x.rows, dense.gate.rows);
   const Rows up = context.arena.AllocateRows(x.rows, dense.up.rows);
-  const quant::LinearJob jobs[] = {Job(dense.gate, {}, gate), Job(dense.up, {}, up)};
-  tensor_parallel->RunLinears(context, x, jobs, index);
+  const Rows out = context.arena.AllocateRows(x.rows, dense.down.rows);
+  const quant::LinearJob jobs[] = {Job(dense.gate, {}, gate), Job(dense.up, {}, up),
+                                   Job(dense.down, {}, out)};
+  const StageTimer timer(context.profile, Stage::kDense, [&] { return WorkOf(jobs, x.rows); });
+  tensor_parallel->RunLinears(context, x, std::span(jobs).first(2), index);
   const Rows hidden = context.arena.AllocateRows(x.rows, dense.gate.rows);
   const Activation activation{kernels::FindActivation(config.activation), {}};
   ForEachToken(context, x.rows,
                [&](size_t t) { activation(gate.Row(t), up.Row(t), hidden.cols, hidden.Row(t)); });
-  const Rows out = context.arena.AllocateRows(x.rows, dense.down.rows);
-  tensor_parallel->Linear(context, hidden, Job(dense.down, {}, out), index);
+  tensor_parallel->Linear(context, hidden, jobs[2], index);
   return out;
 }
 
@@ -635,12 +652,21 @@ Rows Model::Impl::RunMoe(ExecContext& context, size_t index, ConstRows x,
   const Rows logits = context.arena.AllocateRows(x.rows, config.num_experts);
   const LayerWeights& layer = weights.layers[index];
   const quant::LinearJob job{layer.router, DataOrNull(layer.router_bias), logits, DType::kF32};
-  quant::RunLinears(context, x, {&job, 1});
+  {
+    const StageTimer timer(context.profile, Stage::kRouter, [&] {
+      return WorkOf({&job, 1}, x.rows);
+    });
+    quant::RunLinears(context, x, {&job, 1});
+  }
   moe::RoutingRecord record;
   moe::TopKInputs inputs;
   moe::ExpertPlacement placement;
   placer->Fill(moe_index[index], placement, inputs);
-  const Rows out = moe_layers[index]->Forward(context, x, logits, &record, inputs);
+  const Rows out = [&] {
+    // All but what its parts count as their own.
+    const StageTimer timer(context.profile, Stage::kMoePrepare);
+    return moe_layers[index]->Forward(context, x, logits, &record, inputs);
+  }();
   if (config.shared_intermediate_size != 0 && x.rows != 0)
     AddRows(context, RunDense(context, index, x), out);
   if (observer == nullptr) return out;
@@ -667,6 +693,8 @@ Rows Model::Impl::Head(ExecContext& context, std::span<const SequenceChunk> chun
   const Rows logits = context.arena.AllocateRows(wanted, config.vocab_size);
   if (wanted == 0) return logits;
   const Rows normed = context.arena.AllocateRows(wanted, config.hidden_size);
+  const quant::LinearJob job = Job(weights.head, {}, logits);
+  const StageTimer timer(context.profile, Stage::kHead, [&] { return WorkOf({&job, 1}, wanted); });
   size_t row = 0;
   size_t next = 0;
   for (const SequenceChunk& chunk : chunks) {
@@ -678,7 +706,7 @@ Rows Model::Impl::Head(ExecContext& context, std::span<const SequenceChunk> chun
                        static_cast<float>(config.norm_eps), normed.Row(next++));
     }
   }
-  tensor_parallel->Linear(context, normed, Job(weights.head, {}, logits), config.layers.size());
+  tensor_parallel->Linear(context, normed, job, config.layers.size());
   return logits;
 }
 
@@ -705,7 +733,10 @@ Rows Model::Impl::Forward(ExecContext& context, std::span<const SequenceChunk> c
     ServeOthers(context);
     return Rows(nullptr, 0, config.vocab_size);
   }
-  const RopeTable rope = MakeRopeTable(context, config.rope, frequencies, chunks, x.rows);
+  const RopeTable rope = [&] {
+    const StageTimer timer(context.profile, Stage::kRope);
+    return MakeRopeTable(context, config.rope, frequencies, chunks, x.rows);
+  }();
   for (size_t i = 0; i < config.layers.size(); ++i) {
     RunAttention(context, chunks, cache, i, rope, x);
     const ArenaScope scope(context.arena);
@@ -769,7 +800,7 @@ DType Model::activation_dtype() const {
 
 size_t Model::weight_bytes() const {
   if (impl_->checkpoint != nullptr) return impl_->checkpoint->total_bytes();
-  if (impl_->gguf == nullptr) return impl_->random_memory->size();
+  if (impl_->gguf == nullptr) return impl_->random_bytes;
   size_t bytes = 0;
   for (const GgufModel::Tensor& tensor : impl_->gguf->tensors()) bytes += tensor.info->bytes;
   return bytes;

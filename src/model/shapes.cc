@@ -44,6 +44,22 @@ constexpr DeepseekRow kDeepseekShapes[] = {
     {"deepseek-v2-lite", 2048, 27, 1, 16, 0, 64, 6, 1408, 2, 10944, 102400},
     {"deepseek-v3", 7168, 61, 3, 128, 1536, 256, 8, 2048, 1, 18432, 129280},
 };
+// Sigmoid routing with a bias for the choice, and heads of which a part is rotated.
+struct SigmoidRow {
+  std::string_view name;
+  std::string_view architecture;
+  size_t hidden, layers, dense_layers, heads, experts, inner, shared_inner, dense_inner, vocab,
+      context;
+  double theta, eps;
+  QkNorm qk_norm;
+  bool attention_bias;
+};
+constexpr SigmoidRow kSigmoidShapes[] = {
+    {"glm-4.5-air", "glm4_moe", 4096, 46, 1, 96, 128, 1408, 1408, 10944, 151552, 131072, 1e6, 1e-5,
+     QkNorm::kNone, true},
+    {"minimax-m2", "minimax_m2", 3072, 62, 0, 48, 256, 1536, 0, 0, 200064, 196608, 5e6, 1e-6,
+     QkNorm::kFull, false},
+};
 struct GptOssRow {
   std::string_view name;
   size_t layers, experts;
@@ -74,9 +90,10 @@ ModelConfig FromRow(const ShapeRow& row) {
 
 ModelConfig FromRow(const DeepseekRow& row) {
   const bool is_v3 = row.q_rank != 0;
-  ModelConfig config = FromRow({row.name, is_v3 ? "deepseek_v3" : "deepseek_v2", row.hidden,
-                                row.layers, row.heads, row.heads, 128 + 64, row.experts, row.top_k,
-                                row.inner, row.vocab, 163840, 1e4, 1e-6, QkNorm::kNone, is_v3});
+  ModelConfig config =
+      FromRow(ShapeRow{row.name, is_v3 ? "deepseek_v3" : "deepseek_v2", row.hidden, row.layers,
+                       row.heads, row.heads, 128 + 64, row.experts, row.top_k, row.inner, row.vocab,
+                       163840, 1e4, 1e-6, QkNorm::kNone, is_v3});
   config.latent =
       LatentAttention{.q_rank = row.q_rank, .kv_rank = 512, .nope_dim = 128, .value_dim = 128};
   config.rope.rotary_dim = 64;
@@ -93,9 +110,24 @@ ModelConfig FromRow(const DeepseekRow& row) {
   return config;
 }
 
+ModelConfig FromRow(const SigmoidRow& row) {
+  ModelConfig config = FromRow(ShapeRow{row.name, row.architecture, row.hidden, row.layers,
+                                        row.heads, 8, 128, row.experts, 8, row.inner, row.vocab,
+                                        row.context, row.theta, row.eps, row.qk_norm, true});
+  config.rope.rotary_dim = 64;
+  config.attention_bias = row.attention_bias;
+  config.dense_intermediate_size = row.dense_inner;
+  config.shared_intermediate_size = row.shared_inner;
+  for (size_t i = 0; i < row.dense_layers; ++i) config.layers[i].is_moe = false;
+  config.scoring_func = moe::ScoringFunc::kSigmoid;
+  config.router_correction_bias = true;
+  return config;
+}
+
 ModelConfig FromRow(const GptOssRow& row) {
-  ModelConfig config = FromRow({row.name, "gpt_oss", 2880, row.layers, 64, 8, 64, row.experts, 4,
-                                2880, 201088, 131072, 150000, 1e-5, QkNorm::kNone, true});
+  ModelConfig config =
+      FromRow(ShapeRow{row.name, "gpt_oss", 2880, row.layers, 64, 8, 64, row.experts, 4, 2880,
+                       201088, 131072, 150000, 1e-5, QkNorm::kNone, true});
   config.attention_bias = config.attention_sinks = config.router_bias = config.expert_bias = true;
   config.experts_are_transposed = true;
   config.routing = moe::RoutingPolicy::kTopKThenSoftmax;
@@ -111,6 +143,7 @@ template <typename Body>
 void ForEachRow(const Body& body) {
   for (const ShapeRow& row : kShapes) body(row);
   for (const DeepseekRow& row : kDeepseekShapes) body(row);
+  for (const SigmoidRow& row : kSigmoidShapes) body(row);
   for (const GptOssRow& row : kGptOssShapes) body(row);
 }
 

@@ -1,7 +1,6 @@
-// Where weights come from: a checkpoint, or random numbers in a model's shape.
+// Where weights come from: a checkpoint, or what model/random_source.h makes up.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -9,9 +8,7 @@
 #include <vector>
 
 #include "model/value_scan.h"
-#include "switchyard/core/memory.h"
 #include "switchyard/core/shape.h"
-#include "switchyard/core/thread_pool.h"
 #include "switchyard/model/checkpoint.h"
 #include "switchyard/model/file_tensor.h"
 
@@ -100,32 +97,6 @@ class CheckpointSource : public TensorSource {
 
  private:
   Checkpoint& checkpoint_;
-};
-
-// Random weights for measurements: whatever is asked for exists, in one type. Norms are ones,
-// embeddings have unit variance, the rest 0.02, so that every layer still routes its own way. Speed
-// depends on shapes and types, not on values.
-class RandomSource : public TensorSource {
- public:
-  // Errors: kUnsupported unless dtype is kF32, kF16 or kBF16.
-  RandomSource(DType dtype, size_t total_bytes, ThreadPool& pool);
-  bool Has(std::string_view name) const override;
-  TensorView Take(std::string_view name, const Shape& shape,
-                  std::span<const DType> allowed) override;
-  void Skip(std::string_view, const Shape&, std::span<const DType>) override {}
-  void Ignore(std::string_view, std::string_view) override {}
-  void Finish() override {}
-
-  // Keeps the bytes alive; hand it to whoever uses the views.
-  std::shared_ptr<const MappedMemory> memory() const { return memory_; }
-
- private:
-  DType dtype_;
-  ThreadPool& pool_;
-  std::shared_ptr<MappedMemory> memory_;
-  std::shared_ptr<MappedMemory>
-      pattern_;  // unit normal numbers, then the same times 0.02, both of kPatternElements
-  size_t used_ = 0;
 };
 
 }  // namespace switchyard

@@ -100,6 +100,7 @@ class Binder {
     if (options_.rules != nullptr) source_.IgnoreSuffixes(options_.rules->ignored_suffixes());
     source_.Finish();
     for (const auto& [view, values] : vectors_) {
+      if (!source_.has_data()) break;
       values->resize(view.NumElements());
       kernels::ConvertToF32(view.data, view.dtype, values->size(), values->data());
     }
@@ -694,45 +695,11 @@ class Binder {
   size_t copied_bytes_ = 0;
 };
 
-// Adds up what a binder asks for.
-class CountingSource : public TensorSource {
- public:
-  explicit CountingSource(DType dtype) : dtype_(dtype) {}
-  bool Has(std::string_view name) const override {
-    return name.find("gate_up_proj") == std::string_view::npos &&
-           name.find("block_sparse_moe") == std::string_view::npos &&
-           !name.ends_with("experts.gate_proj");
-  }
-  TensorView Take(std::string_view, const Shape& shape, std::span<const DType>) override {
-    size_t count = 0;
-    SY_CHECK(shape.NumElements(count));
-    bytes_ += (count * DTypeBytes(dtype_) + 63) / 64 * 64;
-    return {nullptr, dtype_, Shape{0}};
-  }
-  void Skip(std::string_view, const Shape&, std::span<const DType>) override {}
-  bool has_data() const override { return false; }
-  void Ignore(std::string_view, std::string_view) override {}
-  void Finish() override {}
-  size_t bytes() const { return bytes_; }
-
- private:
-  DType dtype_;
-  size_t bytes_ = 0;
-};
-
 }  // namespace
 
 TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source,
                                const BindOptions& options) {
   return Binder(config, source, options).Bind();
-}
-
-WeightBytes RandomWeightBytes(const ModelConfig& config, DType dtype, const ExpertShare& share) {
-  CountingSource source(dtype);
-  BindOptions options;
-  options.share = share;
-  const TransformerWeights weights = Binder(config, source, options).Bind();
-  return {source.bytes(), weights.owned_bytes};
 }
 
 }  // namespace switchyard

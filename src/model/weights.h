@@ -89,13 +89,4 @@ struct BindOptions {
 TransformerWeights BindWeights(const ModelConfig& config, TensorSource& source,
                                const BindOptions& options);
 
-// Bytes of all tensors of a model with one tensor per expert, for RandomSource, and of what is
-// copied of them.
-struct WeightBytes {
-  size_t stored = 0;
-  size_t copied = 0;
-};
-WeightBytes RandomWeightBytes(const ModelConfig& config, DType dtype,
-                              const ExpertShare& share = {});
-
 }  // namespace switchyard

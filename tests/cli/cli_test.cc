@@ -236,10 +236,32 @@ TEST_F(Cli, InspectInfoConfigAndBenchSpeakJson) {
                           "tg_share_of_limit", "pp_share_of_limit"}) {
     EXPECT_GT(measured[key].get<double>(), 0) << key;
   }
-  EXPECT_EQ(Run({"bench", "--shape", "tiny-qwen3moe:f32", "--layers", "1", "-p", "8", "-n", "2",
-                 "-r", "1"})
-                .status,
-            0);
+  EXPECT_GE(measured["int8_gops"].get<double>(), 0);
+  EXPECT_EQ(measured["depth"], 0);
+}
+
+TEST_F(Cli, BenchProfilesARandomModel) {
+  const std::string page = (folder_ / "profile.html").string();
+  const Outcome bench =
+      Run({"bench", "--shape", "tiny-qwen3moe:q4_k", "--layers", "1", "-p", "8", "-n", "2", "-r",
+           "1", "-d", "70", "--profile", "--html", page, "--json"});
+  ASSERT_EQ(bench.status, 0) << bench.err;
+  const json measured = json::parse(bench.out);
+  EXPECT_EQ(measured["depth"], 70);
+  EXPECT_EQ(measured["weights"], "Q4_K");
+  EXPECT_EQ(measured["peak_type"], measured["int8_gops"].get<double>() > 0 ? "int8" : "f32");
+  for (const char* phase : {"prefill", "decode"}) {
+    const json& profile = measured["profile"][phase];
+    double seconds = 0;
+    for (const json& stage : profile["stages"]) seconds += stage["seconds"].get<double>();
+    EXPECT_NEAR(seconds, profile["seconds"].get<double>(), 1e-9);
+    EXPECT_GE(profile["stages"].size(), 13u);
+  }
+  EXPECT_NE(ReadAll(page).find("</svg>"), std::string::npos);
+  const Outcome table = Run({"bench", "--shape", "tiny-qwen3moe:f32", "--layers", "1", "-p", "8",
+                             "-n", "2", "-r", "1", "--profile"});
+  EXPECT_EQ(table.status, 0) << table.err;
+  EXPECT_NE(table.out.find("gate and up"), std::string::npos) << table.out;
 }
 
 TEST_F(Cli, WrongUsageExitsWithTwo) {
@@ -291,7 +313,12 @@ TEST_F(Cli, BadInputIsExplained) {
   EXPECT_FALSE(std::filesystem::exists(out));
   ExpectRefusal({"eval", "--text", "no-such-file"}, {"no-such-file"});
   ExpectRefusal({"bench", "--shape", "olmo-1b-7b"}, {"olmoe-1b-7b"});
-  ExpectRefusal({"bench", "--shape", "olmoe-1b-7b:q4_0"}, {"q4_0", "bf16"});
+  ExpectRefusal({"bench", "--shape", "olmoe-1b-7b:q4_kk"}, {"q4_kk", "q4_k", "bf16", "nvfp4"});
+  ExpectRefusal({"bench", "--shape", "gpt-oss-20b:q4_k", "--layers", "1"},
+                {"2880 inputs", "256", "q8_0"});
+  ExpectRefusal({"bench", "--html", "x.html"}, {"--html", "--profile"});
+  ExpectRefusal({"bench", "--ep", "--profile"}, {"--ep", "--profile"});
+  ExpectRefusal({"bench", "-d", "600"}, {"behind 600", "512"});
   ExpectRefusal({"bench", "-r", "0"}, {"at least 1"});
   ExpectRefusal({"tokenize", "--decode", "-5"}, {"-5"});
   for (Isa isa : {Isa::kAvx2, Isa::kAvx512}) {

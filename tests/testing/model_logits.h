@@ -10,10 +10,12 @@
 
 namespace switchyard::testing {
 
-// Of every position of a few tokens, all below 10, with a cache of one block. Collective where the
-// model is.
+// Of every position of a few tokens, by default all below 10, with a cache of one block. Collective
+// where the model is.
 inline std::vector<float> LogitsOf(Model& model, ThreadPool& pool,
-                                   std::vector<int32_t> ids = {1, 5, 9, 2, 7}) {
+                                   std::vector<int32_t> ids = {1, 5, 9, 2, 7},
+                                   Profile* profile = nullptr,
+                                   ForwardObserver* observer = nullptr) {
   const std::vector<uint32_t> blocks = {0};
   std::vector<std::vector<float>> memory;
   std::vector<KvLayerView> layers;
@@ -29,9 +31,9 @@ inline std::vector<float> LogitsOf(Model& model, ThreadPool& pool,
         {reinterpret_cast<std::byte*>(memory.back().data()), block * sizeof(float), group});
   }
   Arena arena;
-  ExecContext context{pool, arena};
+  ExecContext context{pool, arena, profile};
   const SequenceChunk chunk{ids, 0, ids.size(), tables, LogitsWanted::kAll};
-  const Rows rows = model.Forward(context, {&chunk, 1}, {DType::kF32, layers});
+  const Rows rows = model.Forward(context, {&chunk, 1}, {DType::kF32, layers}, observer);
   std::vector<float> logits;
   for (size_t r = 0; r < rows.rows; ++r)
     logits.insert(logits.end(), rows.Row(r), rows.Row(r) + rows.cols);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "switchyard/core/arena.h"
+#include "switchyard/core/profile.h"
 #include "switchyard/core/thread_pool.h"
 
 namespace switchyard {
@@ -11,6 +12,7 @@ namespace switchyard {
 struct ExecContext {
   ThreadPool& pool;
   Arena& arena;
+  Profile* profile = nullptr;  // null: no times are taken
 };
 
 }  // namespace switchyard

@@ -74,6 +74,9 @@ class Executor {
   //   is full; those of Model::Forward.
   Rows Forward(std::span<const ExecutorChunk> chunks, ForwardObserver* observer = nullptr);
 
+  // Where the time of later passes goes, on this rank; null: nowhere. It must outlive them.
+  void set_profile(Profile* profile) { context_.profile = profile; }
+
   Model& model() { return model_; }
   const KvCache& cache() const { return cache_; }
   const Arena& arena() const { return arena_; }

@@ -87,9 +87,11 @@ class Model {
   static std::unique_ptr<Model> Load(std::shared_ptr<const ModelFiles> files,
                                      const ModelOptions& options, ThreadPool& pool);
 
-  // Random weights in the shape of `config`, in big pages.
-  // Errors: kResourceExhausted naming the bytes; kUnsupported for other types than F32, F16, BF16.
-  static std::unique_ptr<Model> Random(const ModelConfig& config, DType dtype,
+  // Random weights in the shape of `config`, in big pages, stored and bound as those of a
+  // checkpoint of `scheme` (see RandomSchemes).
+  // Errors: kNotFound naming the schemes; kUnsupported naming matrix, found and expected if a shape
+  //   does not fit the scheme; kResourceExhausted naming the bytes.
+  static std::unique_ptr<Model> Random(const ModelConfig& config, std::string_view scheme,
                                        const ModelOptions& options, ThreadPool& pool);
 
   // Only config.json, or the metadata of GGUF files. Errors as Load.

@@ -17,4 +17,7 @@ std::vector<std::string_view> KnownShapes();
 // Source: the models' published config.json.
 ModelConfig KnownShape(std::string_view name, size_t layers);
 
+// Names of the ways in which Model::Random stores weights: "bf16", "w4a16_g128", "q4_k".
+std::vector<std::string_view> RandomSchemes();
+
 }  // namespace switchyard

@@ -84,9 +84,35 @@ float MultiplyBF16(const float* values, size_t rounds) {
   return hn::ReduceSum(d, total);
 }
 
+// Highway has the 4-way dot on every target, in one instruction where this holds: vpdpbusd, usdot.
+#if (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL) || \
+    (HWY_ARCH_ARM && defined(__ARM_FEATURE_MATMUL_INT8))
+constexpr bool kHasInt8Dot = true;
+#else
+constexpr bool kHasInt8Dot = false;
+#endif
+
+float MultiplyInt8(const float* values, size_t rounds) {
+  const hn::ScalableTag<int32_t> d;
+  const auto bits = hn::LoadU(hn::RebindToFloat<decltype(d)>(), values);
+  const auto a = hn::BitCast(hn::Repartition<uint8_t, decltype(d)>(), bits);
+  const auto b = hn::BitCast(hn::Repartition<int8_t, decltype(d)>(), bits);
+  hn::VFromD<decltype(d)> sums[kSums];
+  SY_UNROLL
+  for (size_t i = 0; i < kSums; ++i) sums[i] = hn::Set(d, static_cast<int32_t>(i));
+  for (size_t r = 0; r < rounds; ++r) {
+    SY_UNROLL
+    for (size_t i = 0; i < kSums; ++i) sums[i] = hn::SumOfMulQuadAccumulate(d, a, b, sums[i]);
+  }
+  auto total = hn::Zero(d);
+  for (size_t i = 0; i < kSums; ++i) total = hn::Add(total, sums[i]);
+  return static_cast<float>(hn::ReduceSum(d, total));
+}
+
 size_t VectorBytes() { return hn::Lanes(hn::ScalableTag<uint8_t>()); }
 size_t NumSums() { return kSums; }
 bool HasBF16() { return HWY_NATIVE_DOT_BF16 != 0; }
+bool HasInt8() { return kHasInt8Dot; }
 
 }  // namespace switchyard::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -98,9 +124,11 @@ namespace {
 HWY_EXPORT(SumWords);
 HWY_EXPORT(MultiplyF32);
 HWY_EXPORT(MultiplyBF16);
+HWY_EXPORT(MultiplyInt8);
 HWY_EXPORT(VectorBytes);
 HWY_EXPORT(NumSums);
 HWY_EXPORT(HasBF16);
+HWY_EXPORT(HasInt8);
 
 using Clock = std::chrono::steady_clock;
 
@@ -152,7 +180,7 @@ double MeasureRead(ThreadPool& pool) {
 // `ops_per_byte`: operations of one instruction for each byte of a vector.
 template <typename Kernel>
 double MeasureOps(ThreadPool& pool, double ops_per_byte, const Kernel& kernel) {
-  // Values that are small in f32 and as pairs of bf16.
+  // Values that are small in f32, as pairs of bf16 and as bytes.
   std::vector<float> values(32, std::bit_cast<float>(0x3e803e80u));
   const size_t rounds = 600000;
   double best = 0;
@@ -177,6 +205,11 @@ MachineLimits MeasureLimits(ThreadPool& pool) {
   if (HWY_DYNAMIC_DISPATCH(HasBF16)()) {
     limits.bf16_gops = MeasureOps(pool, 1.0, [](const float* v, size_t n) {
       return HWY_DYNAMIC_DISPATCH(MultiplyBF16)(v, n);
+    });
+  }
+  if (HWY_DYNAMIC_DISPATCH(HasInt8)()) {
+    limits.int8_gops = MeasureOps(pool, 2.0, [](const float* v, size_t n) {
+      return HWY_DYNAMIC_DISPATCH(MultiplyInt8)(v, n);
     });
   }
   return limits;

@@ -10,6 +10,7 @@ struct MachineLimits {
       0;  // streaming reads from memory in 2 MiB pages, GB/s (1e9 bytes), all threads of the pool
   double f32_gops = 0;   // f32 multiply-adds, 2 operations each, 1e9 per second
   double bf16_gops = 0;  // bf16 pair products; 0 where the CPU (or --isa) has none in hardware
+  double int8_gops = 0;  // u8 x s8 dots of four; 0 where the CPU (or --isa) has none in hardware
 };
 
 // Best of several short runs each, about a second in all, with the instruction set in force. Needs

@@ -363,7 +363,10 @@ Rows MoeLayer::Forward(ExecContext& context, ConstRows hidden, ConstRows router_
   TopKInputs filled = inputs;
   filled.layer_id = config_.runner.layer_id;
   if (filled.hidden.data == nullptr) filled.hidden = hidden;
-  const TopKOutput topk = SelectExperts(context, config_.topk, router_logits, filled);
+  const TopKOutput topk = [&] {
+    const StageTimer timer(context.profile, Stage::kRouter);
+    return SelectExperts(context, config_.topk, router_logits, filled);
+  }();
   if (record != nullptr) record->topk = topk;
   return ForwardRouted(context, hidden, topk);
 }

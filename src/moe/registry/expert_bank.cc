@@ -114,14 +114,16 @@ ExpertMatrices ExpertBank::View() const {
 }
 
 double BitsPerWeight(const ExpertBank& bank) {
-  const double bits = BitsPerElement(bank.format.dtype);
-  if (!bank.format.is_quantized() || bank.rows == 0) return bits;
+  return BitsPerWeight(bank.format, bank.rows, bank.cols);
+}
+
+double BitsPerWeight(const MatrixFormat& format, size_t rows, size_t cols) {
+  const double bits = BitsPerElement(format.dtype);
+  if (!format.is_quantized() || rows == 0 || cols == 0) return bits;
   const auto blocks = [](size_t n, size_t block) { return (n + block - 1) / block; };
-  const size_t scales =
-      blocks(bank.rows, bank.format.scale_rows) * blocks(bank.cols, bank.format.scale_cols);
-  const size_t scale_bits = DTypeBits(bank.format.scale_dtype) + (bank.format.has_zero ? 8 : 0);
-  return bits +
-         static_cast<double>(scales * scale_bits) / static_cast<double>(bank.rows * bank.cols);
+  const size_t scales = blocks(rows, format.scale_rows) * blocks(cols, format.scale_cols);
+  const size_t scale_bits = DTypeBits(format.scale_dtype) + (format.has_zero ? 8 : 0);
+  return bits + static_cast<double>(scales * scale_bits) / static_cast<double>(rows * cols);
 }
 
 std::pair<ExpertBank, ExpertBank> SplitGateUp(const ExpertBank& w13, bool interleaved) {

@@ -39,6 +39,8 @@ struct ExpertWeights {
 
 // Bits that one weight takes, scales and zero points included.
 double BitsPerWeight(const ExpertBank& bank);
+// The same of a matrix [rows, cols].
+double BitsPerWeight(const MatrixFormat& format, size_t rows, size_t cols);
 
 // The gate and up banks of a stacked w13, whose rows are all gate rows, then all up rows, or gate
 // and up in turn. Both refer to the bytes of `w13`; nothing moves.

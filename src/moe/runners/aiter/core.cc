@@ -96,6 +96,17 @@ void CheckCall(const AiterRunnerInput& input, const MoeQuantInfo& weights,
     refuse(fmt::format("results cannot be rounded to {}", DTypeName(dtype)));
 }
 
+// Products of sorted rows with one matrix of each expert that has some.
+StageWork WorkOf(const ExpertMatrices& matrices, const SortedSlots& sorted, DType activations) {
+  const auto elements = static_cast<double>(matrices.rows * matrices.cols);
+  StageWork work;
+  work.bytes = elements * BitsPerWeight(matrices.format, matrices.rows, matrices.cols) / 8 *
+               static_cast<double>(sorted.groups.experts.size());
+  work.ops = 2 * elements * static_cast<double>(sorted.num_rows());
+  work.arithmetic = ArithmeticOf(matrices.format.dtype, activations);
+  return work;
+}
+
 void RoundTo(Rows rows, DType dtype) {
   for (size_t t = 0; t < rows.rows; ++t) {
     for (float& value : rows.RowSpan(t))
@@ -140,14 +151,24 @@ const RunnerOutput& AiterRunnerCore::Run(ExecContext& context, const RunnerInput
   for (size_t row = 0; row < sorted.num_rows(); ++row)
     token_of_row[row] = live.index[sorted.slots[row] / input.top_k];
   const quant::ActRows x = quant::GatherRows(context.arena, tokens, token_of_row);
-  const QuantRows hidden = quant::GateUp(
-      context, sorted.groups, x, {weights.w1, weights.w3, config_.is_gated, config_.formula},
-      quant::HiddenDType(weights.a2, weights.w2.format, config_.activation_dtype));
-  const Rows down =
-      quant::Down(context, sorted.groups,
-                  quant::PrepareExpertRows(context, hidden, weights.a2, weights.w2.format,
-                                           config_.activation_dtype),
-                  weights.w2);
+  const QuantRows hidden = [&] {
+    const StageTimer timer(context.profile, Stage::kGateUp, [&] {
+      StageWork work = WorkOf(weights.w1, sorted, config_.activation_dtype);
+      work.bytes *= config_.is_gated ? 2 : 1;
+      work.ops *= config_.is_gated ? 2 : 1;
+      return work;
+    });
+    return quant::GateUp(
+        context, sorted.groups, x, {weights.w1, weights.w3, config_.is_gated, config_.formula},
+        quant::HiddenDType(weights.a2, weights.w2.format, config_.activation_dtype));
+  }();
+  const quant::ActRows prepared = quant::PrepareExpertRows(
+      context, hidden, weights.a2, weights.w2.format, config_.activation_dtype);
+  const Rows down = [&] {
+    const StageTimer timer(context.profile, Stage::kDown,
+                           [&] { return WorkOf(weights.w2, sorted, config_.activation_dtype); });
+    return quant::Down(context, sorted.groups, prepared, weights.w2);
+  }();
 
   auto* output = context.arena.New<AiterRunnerOutput>(input.promises);
   if (IsRoutewise(input.promises) || input.leaves_rows) {
@@ -164,7 +185,10 @@ const RunnerOutput& AiterRunnerCore::Run(ExecContext& context, const RunnerInput
       config_.no_combine,
       !weights.doweight_stage1 && (!config_.no_combine || config_.no_combine_keep_router_weight),
       static_cast<float>(config_.routed_scaling_factor)};
-  epilogue.Run(context, sorted, input, down, output->hidden_states);
+  {
+    const StageTimer timer(context.profile, Stage::kCombine);
+    epilogue.Run(context, sorted, input, down, output->hidden_states);
+  }
   if (input.output_dtype && *input.output_dtype != DType::kF32)
     RoundTo(output->hidden_states, *input.output_dtype);
   return *output;
