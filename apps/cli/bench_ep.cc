@@ -89,7 +89,8 @@ BenchLayer MakeLayer(ExecContext& context, const Request& request) {
   BenchLayer layer;
   layer.config = request.config;
   if (request.scheme == "w8a8_int8") layer.wire.output.kind = ActQuantKind::kInt8Token;
-  if (request.scheme == "bf16") layer.wire.plain = quant::ResolveActDType("auto", DType::kBF16);
+  if (request.scheme == "bf16")
+    layer.wire.plain = quant::ResolveActDType("auto", "off", {.dtype = DType::kBF16}, 0);
   const Rows one = context.arena.AllocateRows(1, layer.config.hidden_size);
   std::fill_n(one.data, one.cols, 0.0f);
   QuantRows row = QuantRows::Plain(one);

@@ -42,17 +42,13 @@ class LatentBlock {
     }
     const Rows sums = context_.arena.AllocateRows(x.rows, mine_.count * latent_.kv_rank);
     if (mine_.count != 0) {
-<<<<<<< HEAD
-      Attend(context_, args_.config, args_.chunks, args_.cache, args_.layer,
-             args_.act_for(args_.weights.key_up[0]), {0, 1, mine_.count}, AbsorbKeys(q), sums);
-=======
       const Rows absorbed = AbsorbKeys(q);
       const QueryHeads heads{0, 1, mine_.count};
       const StageTimer timer(context_.profile, Stage::kAttention, [&] {
         return AttentionWork(args_.config, args_.chunks, args_.cache, args_.layer, heads);
       });
-      Attend(context_, args_.config, args_.chunks, args_.cache, args_.layer, heads, absorbed, sums);
->>>>>>> h-bench
+      Attend(context_, args_.config, args_.chunks, args_.cache, args_.layer,
+             args_.act_for(args_.weights.key_up[0]), heads, absorbed, sums);
     }
     return Values(sums);
   }

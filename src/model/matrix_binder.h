@@ -55,7 +55,7 @@ class MatrixBinder {
   // Makes every matrix that a scheme stores and forgets it again: what is wrong with each, as
   // (module, message).
   std::vector<std::pair<std::string, std::string>> Verify();
-  std::vector<std::shared_ptr<const void>> TakeOwned() { return memory_.Take(); }
+  std::vector<OwnedBytes> TakeOwned() { return memory_.Take(); }
   WeightMemory& memory() { return memory_; }
   // Of the matrices so far; Load completes them.
   const std::vector<StoredMatrix>& notes() const { return noted_; }

@@ -28,10 +28,12 @@
 #include "model/stage_work.h"
 #include "model/tensor_parallel.h"
 #include "model/value_scan.h"
+#include "model/weight_packer.h"
 #include "model/weights.h"
 #include "quant/expert_matmul.h"
 #include "quant/linear.h"
 #include "quant/matrix.h"
+#include "quant/panel_matmul.h"
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/error.h"
 #include "switchyard/core/log.h"
@@ -166,10 +168,12 @@ std::vector<KvGroup> PlanKvGroups(const ModelConfig& config) {
 struct Model::Impl {
   ModelConfig config;
   ModelOptions options;
-  std::unique_ptr<Checkpoint> checkpoint;             // of a model in safetensors files
-  std::unique_ptr<GgufModel> gguf;                    // of one in GGUF files
-  std::shared_ptr<const MappedMemory> random_memory;  // of a random one
-  size_t random_bytes = 0;                            // that a checkpoint of it would have
+  std::shared_ptr<const ModelFiles> files;      // null of a random model
+  std::unique_ptr<Checkpoint> checkpoint;       // of a model in safetensors files
+  std::unique_ptr<GgufModel> gguf;              // of one in GGUF files
+  std::shared_ptr<MappedMemory> random_memory;  // of a random one
+  std::shared_ptr<const MappedMemory> panels;   // weights that were repacked
+  size_t random_bytes = 0;                      // that a checkpoint of it would have
   TransformerWeights weights;
   std::optional<ExpertPlacer> placer;
   std::optional<TensorParallel> tensor_parallel;
@@ -180,7 +184,7 @@ struct Model::Impl {
   std::vector<FileTensor> tensors;  // of look_only
   Verification verification;        // of verify
 
-  void Open(std::shared_ptr<const ModelFiles> files, ThreadPool& pool);
+  void Open(std::shared_ptr<const ModelFiles> opened, ThreadPool& pool);
   template <typename Source>
   void LookAt(const Source& source, ThreadPool& pool);
   void AddProblems(const std::vector<std::pair<std::string, std::string>>& refused);
@@ -188,12 +192,14 @@ struct Model::Impl {
   void Bind(Source& source, const QuantizationRules* rules, ThreadPool& pool);
   void MakeUp(const RandomScheme& scheme, ThreadPool& pool);
   uint64_t Fingerprint() const;
+  void Pack(ThreadPool& pool);
   void Build();
   void BuildOrNote();
   ComputePlan PlanExperts(size_t layer, const moe::ExpertBank& bank,
                           std::string_view scheme_name) const;
   DType ActFor(const WeightMatrix& weight) const {
-    return quant::ResolveActDType(options.moe.act_dtype, weight.dtype());
+    return quant::ResolveActDType(options.moe.act_dtype, options.moe.fast_activations,
+                                  weight.format, weight.cols);
   }
   quant::LinearJob Job(const WeightMatrix& weight, const std::vector<float>& bias, Rows out) const {
     return {weight, DataOrNull(bias), out, ActFor(weight)};
@@ -293,6 +299,7 @@ std::unique_ptr<Model> Model::Load(std::shared_ptr<const ModelFiles> files,
     impl->BuildOrNote();
   } else {
     RequireSameModel(options.moe.ep, impl->Fingerprint());
+    OnAllRanks(options.moe.ep, [&] { impl->Pack(pool); });
     impl->Build();
   }
   return std::unique_ptr<Model>(new Model(std::move(impl)));
@@ -333,7 +340,8 @@ class Recorder : public Source {
 }  // namespace
 
 // Reads what is this rank's; nothing of it needs the others.
-void Model::Impl::Open(std::shared_ptr<const ModelFiles> files, ThreadPool& pool) {
+void Model::Impl::Open(std::shared_ptr<const ModelFiles> opened, ThreadPool& pool) {
+  files = std::move(opened);
   if (IsGgufModel(*files)) {
     gguf = std::make_unique<GgufModel>(GgufModel::Open(files));
     config = ReadGgufConfig(*gguf);
@@ -443,6 +451,7 @@ std::unique_ptr<Model> Model::Random(const ModelConfig& config, std::string_view
   impl->options = options;
   OnAllRanks(options.moe.ep, [&] { impl->MakeUp(scheme, pool); });
   RequireSameModel(options.moe.ep, impl->Fingerprint());
+  OnAllRanks(options.moe.ep, [&] { impl->Pack(pool); });
   impl->Build();
   return std::unique_ptr<Model>(new Model(std::move(impl)));
 }
@@ -467,6 +476,22 @@ void Model::Impl::MakeUp(const RandomScheme& scheme, ThreadPool& pool) {
   weights = BindWeights(config, source, bind);
   random_memory = source.memory();
   random_bytes = source.tensor_bytes();
+}
+
+// Weights in the layout in which products read them, in place of that of the files.
+void Model::Impl::Pack(ThreadPool& pool) {
+  if (!options.repack) return;
+  const auto is_random = [this](const std::byte* data) {
+    return random_memory != nullptr && data >= random_memory->data() &&
+           data < random_memory->data() + random_memory->size();
+  };
+  panels = PackWeights(weights, pool, [&](const std::byte* data, size_t bytes) {
+    if (is_random(data)) {
+      random_memory->Release(static_cast<size_t>(data - random_memory->data()), bytes);
+    } else if (files != nullptr) {
+      files->Release({data, bytes});
+    }
+  });
 }
 
 void Model::Impl::Build() {
@@ -795,7 +820,10 @@ DType Model::weight_dtype() const {
   return impl_->weights.head.dtype();
 }
 DType Model::activation_dtype() const {
-  return quant::ResolveActDType(impl_->options.moe.act_dtype, weight_dtype());
+  for (const auto& layer : impl_->moe_layers) {
+    if (layer != nullptr) return layer->runner().config().activation_dtype;
+  }
+  return impl_->ActFor(impl_->weights.head);
 }
 
 size_t Model::weight_bytes() const {
@@ -889,28 +917,46 @@ bool IsSame(const ComputePlan& a, const ComputePlan& b) {
   return a.weights == b.weights && a.kernel == b.kernel && a.reason == b.reason;
 }
 
-// How one product is computed. `quantises`: what its scheme does with activations.
-ComputePlan PlanProduct(std::string_view act, const MatrixFormat& format, ActQuantKind quantises,
-                        DType activations) {
+// How one product is computed, with weights as they are or will be laid out. `quantises`: what
+// their scheme does with activations.
+ComputePlan PlanProduct(const ModelOptions& options, const MatrixFormat& stored, size_t cols,
+                        ActQuantKind quantises) {
+  const MatrixFormat format = options.repack ? quant::InPanels(stored, cols) : stored;
+  const moe::MoeLayerOptions& moe = options.moe;
+  const DType activations =
+      quant::ResolveActDType(moe.act_dtype, moe.fast_activations, format, cols);
   const DType weights = format.dtype;
   ComputePlan plan;
   plan.weights = DTypeName(weights);
-  if (format.is_quantized() || kernels::FindMatmul(DType::kF32, weights) == nullptr) {
-    const bool int8 =
-        quant::ExpertRowDType({quantises}, format, format.scale_cols, activations) == DType::kI8;
-    plan.kernel = int8 ? "MatmulI8I8" : "decode to f32 tiles, MatmulF32F32";
+  const bool is_quantized =
+      format.is_quantized() || kernels::FindMatmul(DType::kF32, weights) == nullptr;
+  if (is_quantized) {
     plan.reason =
-        quantises == ActQuantKind::kNone
-            ? "quantised weights, activations as they are"
-            : fmt::format("quantised weights, activations {}", ActQuantKindName(quantises));
-    return plan;
+        quantises != ActQuantKind::kNone
+            ? fmt::format("quantised weights, activations {}", ActQuantKindName(quantises))
+        : activations == DType::kI8 ? "quantised weights, activations in int8 (fast-activations)"
+                                    : "quantised weights, activations as they are";
+  } else {
+    plan.reason = activations == DType::kBF16
+                      ? (moe.act_dtype == "auto" ? "weights and CPU have bf16" : "--act-dtype bf16")
+                  : moe.act_dtype == "f32"  ? "--act-dtype f32"
+                  : weights == DType::kBF16 ? "this CPU (or --isa) has no bf16 products"
+                                            : "the weights are not bf16";
   }
-  plan.kernel = kernels::FindMatmul(activations, weights)->name;
-  plan.reason = activations == DType::kBF16
-                    ? (act == "auto" ? "weights and CPU have bf16" : "--act-dtype bf16")
-                : act == "f32"            ? "--act-dtype f32"
-                : weights == DType::kBF16 ? "this CPU (or --isa) has no bf16 products"
-                                          : "the weights are not bf16";
+  if (format.in_panels) {
+    ActQuant how;
+    how.kind = quantises;
+    how.group = format.scale_cols;
+    const kernels::PanelPath path = quant::RecordsFor(how, format, cols, activations).path;
+    plan.kernel = fmt::format("MultiplyPanel, {}", path == kernels::PanelPath::kInt8   ? "int8"
+                                                   : path == kernels::PanelPath::kBF16 ? "bf16"
+                                                                                       : "f32");
+  } else if (is_quantized) {
+    const bool int8 = quant::ExpertRowDType({quantises}, format, cols, activations) == DType::kI8;
+    plan.kernel = int8 ? "MatmulI8I8" : "decode to f32 tiles, MatmulF32F32";
+  } else {
+    plan.kernel = kernels::FindMatmul(activations, weights)->name;
+  }
   return plan;
 }
 
@@ -922,9 +968,8 @@ ComputePlan Model::Impl::PlanExperts(size_t layer, const moe::ExpertBank& bank,
   const moe::MoeRunner& runner = moe_layers[layer]->runner();
   const moe::SchemeEntry& scheme = moe::BuiltinRegistry().FindScheme(scheme_name);
   ComputePlan plan =
-      PlanProduct(options.moe.act_dtype, bank.format,
-                  options.moe.activation_quant ? scheme.act_quant : ActQuantKind::kNone,
-                  runner.config().activation_dtype);
+      PlanProduct(options, bank.format, bank.cols,
+                  options.moe.activation_quant ? scheme.act_quant : ActQuantKind::kNone);
   plan.runner = runner.name();
   if (plan.runner == "reference") plan.kernel = "scalar f64";
   plan.reason += options.moe.runner == "auto"
@@ -939,9 +984,11 @@ std::vector<ComputePlan> Model::Explain() const {
   std::vector<ComputePlan> plans;
   if (!impl.weights.load_error.empty()) return plans;
   const auto of_matrix = [&](const WeightMatrix& matrix) {
-    return PlanProduct(impl.options.moe.act_dtype, matrix.format, matrix.act.kind,
-                       impl.ActFor(matrix));
+    return PlanProduct(impl.options, matrix.format, matrix.cols, matrix.act.kind);
   };
+  ModelOptions as_it_lies;  // of what is not repacked
+  as_it_lies.repack = false;
+  as_it_lies.moe.act_dtype = "f32";
   PlanCount attention, experts, w13, w2, router, dense, shared;
   for (size_t i = 0; i < impl.config.layers.size(); ++i) {
     const LayerWeights& layer = impl.weights.layers[i];
@@ -961,8 +1008,8 @@ std::vector<ComputePlan> Model::Explain() const {
       w13.Add(std::move(first));
       w2.Add(std::move(second));
     }
-    router.Add(PlanProduct(impl.options.moe.act_dtype, layer.router.format, layer.router.act.kind,
-                           DType::kF32));
+    router.Add(
+        PlanProduct(as_it_lies, layer.router.format, layer.router.cols, layer.router.act.kind));
   }
   attention.MoveTo(plans, "attention", "matrices");
   experts.MoveTo(plans, "experts");

@@ -44,7 +44,7 @@ class RandomSource : public TensorSource {
   // constructor needs.
   size_t memory_bytes() const { return memory_bytes_; }
   // Keeps the bytes alive; hand it to whoever uses the views.
-  std::shared_ptr<const MappedMemory> memory() const { return memory_; }
+  std::shared_ptr<MappedMemory> memory() const { return memory_; }
 
  private:
   // Bytes that repeat; tensors start anywhere in them, a unit is never cut.

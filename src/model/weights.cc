@@ -60,11 +60,11 @@ void Transpose(DType dtype, const std::byte* from, size_t stride, size_t rows, s
 }
 
 // Memory that the weights keep.
-using Owned = std::vector<std::shared_ptr<const void>>;
+using Owned = std::vector<OwnedBytes>;
 
 std::byte* NewBytes(size_t bytes, Owned& owned) {
   const std::shared_ptr<std::byte[]> memory(new std::byte[bytes]);
-  owned.push_back(memory);
+  owned.push_back({memory, memory.get(), bytes});
   return memory.get();
 }
 
@@ -147,8 +147,7 @@ class Binder {
     if (!options_.activation_quant) {
       for (LayerWeights& layer : weights.layers) DropActivationQuant(layer);
     }
-    for (std::shared_ptr<const void>& memory : matrices_.TakeOwned())
-      weights.owned.push_back(std::move(memory));
+    for (OwnedBytes& memory : matrices_.TakeOwned()) weights.owned.push_back(std::move(memory));
   }
 
   // Those of experts are the MoE layer's to drop.

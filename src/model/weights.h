@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/quantization/quantization.h"
+#include "model/quantization/scheme.h"
 #include "model/tensor_source.h"
 #include "switchyard/core/thread_pool.h"
 #include "switchyard/model/config.h"
@@ -53,7 +54,7 @@ struct TransformerWeights {
   WeightMatrix head;       // [V, H]; the embedding itself when tied
   std::vector<float> final_norm;
   std::vector<LayerWeights> layers;
-  std::vector<std::shared_ptr<const void>> owned;  // what is not read where the source has it
+  std::vector<OwnedBytes> owned;  // what is not read where the source has it
   size_t owned_bytes = 0;
   std::vector<StoredMatrix> matrices;  // all that were bound, in the order of the model
   // Of BindOptions::verify: (module, what is wrong with it).

@@ -46,20 +46,35 @@ ActRows GatherRows(Arena& arena, const ActRows& x, std::span<const uint32_t> ind
   return result;
 }
 
-DType ResolveActDType(std::string_view setting, DType weights) {
+DType ResolveActDType(std::string_view setting, std::string_view fast, const MatrixFormat& weights,
+                      size_t cols) {
   if (setting != "auto" && setting != "f32" && setting != "bf16") {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("act_dtype must be auto, f32 or bf16, found \"{}\"", setting));
   }
-  if (weights != DType::kF32 && weights != DType::kF16 && weights != DType::kBF16)
-    return DType::kF32;
-  if (setting == "bf16" && kernels::FindMatmul(DType::kBF16, weights) == nullptr) {
+  if (fast != "auto" && fast != "on" && fast != "off") {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("fast_activations must be auto, on or off, found \"{}\"", fast));
+  }
+  if (setting == "f32") return DType::kF32;
+  const DType dtype = weights.dtype;
+  const bool is_plain = !weights.is_quantized() &&
+                        (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16);
+  if (!is_plain) {
+    if (!weights.in_panels) return DType::kF32;
+    const PanelMatrix panels(weights, cols);
+    const bool is_fast = fast == "on" || (fast == "auto" && IsGgmlBlock(dtype));
+    if (setting == "auto" && is_fast && TakesPath(panels.format, kernels::PanelPath::kInt8))
+      return DType::kI8;
+    return TakesPath(panels.format, kernels::PanelPath::kBF16) ? DType::kBF16 : DType::kF32;
+  }
+  if (setting == "bf16" && kernels::FindMatmul(DType::kBF16, dtype) == nullptr) {
     throw Error(ErrorCode::kUnsupported, fmt::format("--act-dtype bf16: no kernel multiplies bf16 "
                                                      "activations with {} weights; use f32 or auto",
-                                                     DTypeName(weights)));
+                                                     DTypeName(dtype)));
   }
-  const bool fast = setting == "auto" && weights == DType::kBF16 && HasNativeBF16();
-  return setting == "bf16" || fast ? DType::kBF16 : DType::kF32;
+  const bool fast_pairs = setting == "auto" && dtype == DType::kBF16 && HasNativeBF16();
+  return setting == "bf16" || fast_pairs ? DType::kBF16 : DType::kF32;
 }
 
 kernels::MatmulFn MatmulFor(DType act, DType weight) {

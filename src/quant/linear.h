@@ -43,10 +43,15 @@ ActRows SliceColumns(Arena& arena, const ActRows& x, size_t first, size_t count)
 //   even) into the arena, once per token, however many matrices use them.
 ActRows PrepareActivations(ExecContext& context, ConstRows x, DType dtype);
 
-// The type that activations take for weights of `weights` under a setting "auto", "f32" or "bf16".
+// The type that activations take which no scheme quantises: kF32, kBF16 or kI8 (codes of 32 columns
+// under one scale).
+//   "f32": kF32. "bf16": kBF16 where there is such a product with these weights.
+//   "auto": kBF16 for bf16 weights and for quantised ones in panels, where the CPU multiplies bf16
+//     pairs; kI8 with quantised weights if fast is "on", or "auto" and they are blocks of ggml.
 // Errors: kInvalidArgument for another setting; kUnsupported naming both types if no kernel
-//   multiplies them. Types of weights that are decoded first take f32, whatever is set.
-DType ResolveActDType(std::string_view setting, DType weights);
+//   multiplies plain weights with what was asked for.
+DType ResolveActDType(std::string_view setting, std::string_view fast, const MatrixFormat& weights,
+                      size_t cols);
 
 // out[t, n] = sum over k of x[t, k] w[n, k] (+ bias[n]), for outputs [first, first + count).
 struct LinearJob {

@@ -62,6 +62,7 @@ struct ModelOptions {
   bool w4a4_new_packing = false;  // ModelSlim W4A4 files hold two codes in a byte (contract 5.4)
   bool check_values = true;  // read all weights at load: warms the page cache, and warns of NaN and
                              // infinity by name
+  bool repack = true;  // weights into the layout that products read fastest, in place of the files'
   // Binds every tensor, and neither repacks nor quantises nor copies any but one matrix of a kind:
   // for `inspect`, in little memory. There are plans and no values: Forward refuses.
   bool look_only = false;

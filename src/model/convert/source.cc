@@ -235,7 +235,7 @@ std::unique_ptr<SourceMatrix> ConvertSource::BindModule(const std::string& modul
     Bound(TensorSource& source, const BindOptions& options) : binder(source, options) {}
     MatrixBinder binder;
     WeightMatrix matrix;
-    std::vector<std::shared_ptr<const void>> owned;
+    std::vector<OwnedBytes> owned;
   };
   const auto bound = std::make_shared<Bound>(*source_, options_);
   bound->binder.Bind(module, rows, cols, MatrixBinder::Use::kOther, bound->matrix);

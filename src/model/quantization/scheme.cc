@@ -10,15 +10,15 @@ void MatrixTensors::Refuse(std::string_view suffix, const std::string& what) con
   throw Error(ErrorCode::kCorruptData, fmt::format("tensor {}.{}: {}", module, suffix, what));
 }
 
-void WeightMemory::Add(std::shared_ptr<const void> memory, size_t bytes) {
+void WeightMemory::Add(OwnedBytes owned) {
   const std::lock_guard lock(mutex_);
-  kept_.push_back(std::move(memory));
-  bytes_ += bytes;
+  bytes_ += owned.bytes;
+  kept_.push_back(std::move(owned));
 }
 
 WeightMatrix WeightMemory::Keep(quant::QuantMatrix matrix) {
   const auto kept = std::make_shared<const quant::QuantMatrix>(std::move(matrix));
-  Add(kept, kept->bytes());
+  Add({kept, kept->data.data(), kept->bytes()});
   return kept->View();
 }
 

@@ -36,6 +36,13 @@ struct MatrixTensors {
   [[noreturn]] void Refuse(std::string_view suffix, const std::string& what) const;
 };
 
+// Memory that somebody keeps, and which bytes it is.
+struct OwnedBytes {
+  std::shared_ptr<const void> memory;
+  const std::byte* begin = nullptr;
+  size_t bytes = 0;
+};
+
 // What weights keep that is not read where the checkpoint has it. Any thread may add to it.
 class WeightMemory {
  public:
@@ -45,18 +52,18 @@ class WeightMemory {
   template <typename T>
   T* New(size_t count) {
     const std::shared_ptr<T[]> memory(new T[count]());
-    Add(memory, count * sizeof(T));
+    Add({memory, reinterpret_cast<const std::byte*>(memory.get()), count * sizeof(T)});
     return memory.get();
   }
   size_t bytes() const { return bytes_; }
   // Everything, for whoever keeps the views.
-  std::vector<std::shared_ptr<const void>> Take() { return std::move(kept_); }
+  std::vector<OwnedBytes> Take() { return std::move(kept_); }
 
  private:
-  void Add(std::shared_ptr<const void> memory, size_t bytes);
+  void Add(OwnedBytes owned);
 
   std::mutex mutex_;
-  std::vector<std::shared_ptr<const void>> kept_;
+  std::vector<OwnedBytes> kept_;
   size_t bytes_ = 0;
 };
 

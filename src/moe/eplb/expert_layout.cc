@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 
+#include "quant/panel_matmul.h"
 #include "switchyard/core/error.h"
 
 namespace switchyard::moe {
@@ -73,7 +74,10 @@ ExpertTensor Measure(const ExpertBank& bank, ExpertPart part) {
   const MatrixFormat& format = bank.format;
   ExpertTensor tensor;
   tensor.part = part;
-  if (part == ExpertPart::kData) {
+  if (part == ExpertPart::kData && format.in_panels) {
+    tensor.rows = 1;
+    tensor.row_bytes = tensor.stride = quant::PanelBytes(format, bank.rows, bank.cols);
+  } else if (part == ExpertPart::kData) {
     tensor.rows = bank.rows;
     tensor.row_bytes = BytesOf(format.dtype, bank.cols);
     tensor.stride = BytesOf(format.dtype, view.stride);

@@ -76,8 +76,14 @@ void RequireConfig(const MoeRunnerConfig& config) {
            fmt::format("apply_router_weight_on_input needs top_k 1, found {}", config.top_k));
 }
 
+// Rows travel as elements, not as records for panels.
+MatrixFormat WireFormat(MatrixFormat weights) {
+  weights.in_panels = false;
+  return weights;
+}
+
 DType RowDType(const MoeRunnerConfig& config) {
-  return quant::ExpertRowDType(config.w13_kernel->act, config.w13_kernel->format,
+  return quant::ExpertRowDType(config.w13_kernel->act, WireFormat(config.w13_kernel->format),
                                config.hidden_size, config.activation_dtype);
 }
 
@@ -216,8 +222,8 @@ quant::ActRows PrepareRows(ExecContext& context, ConstRows hidden, const TopKOut
     }
     x = weighted;
   }
-  return quant::PrepareExpertRows(context, QuantRows::Plain(x), weights.a13, weights.w1.format,
-                                  config.activation_dtype);
+  return quant::PrepareExpertRows(context, QuantRows::Plain(x), weights.a13,
+                                  WireFormat(weights.w1.format), config.activation_dtype);
 }
 
 void RunStep(ExecContext& context, Window& window, const Layer& layer, const quant::ActRows& rows,

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "quant/expert_rows.h"
+#include "quant/panel_matmul.h"
 #include "switchyard/core/error.h"
 
 namespace switchyard::moe::fuseep {
@@ -135,6 +136,8 @@ void Receiver::Compute(Batch& batch) const {
   quant::ActRows x{layer_.row_dtype, batch.rows.first(batch.num_rows), layout_.shape.hidden_size};
   if (layer_.rows_are_codes) x.row_scale = batch.scales.first(batch.num_rows);
   const MoeRunnerConfig& config = layer_.config;
+  if (weights_.w1.format.in_panels)
+    x = quant::MakeRecords(context_, x, weights_.w1.format, config.activation_dtype);
   const ExpertMatrices& w2 = weights_.w2;
   const QuantRows hidden = quant::GateUp(
       context_, groups, x, {weights_.w1, weights_.w3, config.is_gated, config.formula},

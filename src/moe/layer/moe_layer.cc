@@ -77,13 +77,14 @@ void CheckBank(const ExpertBank& bank, std::string_view name, const SchemeEntry&
   if (stride < cols || stride % DTypeBlock(bank.format.dtype) != 0)
     refuse(fmt::format("rows of {} {} values cannot start every {} values", cols,
                        DTypeName(bank.format.dtype), stride));
-  if (bank.format.is_quantized() && bank.scale.size() != experts)
+  const bool lies_apart = !bank.format.in_panels;  // what else a matrix has
+  if (lies_apart && bank.format.is_quantized() && bank.scale.size() != experts)
     refuse(fmt::format("scheme {} needs scales of {} experts, found {}", scheme.name, experts,
                        bank.scale.size()));
-  if (bank.format.has_zero && bank.zero.size() != experts)
+  if (lies_apart && bank.format.has_zero && bank.zero.size() != experts)
     refuse(fmt::format("scheme {} needs zero points of {} experts, found {}", scheme.name, experts,
                        bank.zero.size()));
-  if (bank.format.has_tensor_scale && bank.tensor_scale.size() != experts)
+  if (lies_apart && bank.format.has_tensor_scale && bank.tensor_scale.size() != experts)
     refuse(fmt::format("scheme {} needs tensor scales of {} experts, found {}", scheme.name,
                        experts, bank.tensor_scale.size()));
   if (bank.format.has_column_groups && bank.column_group.size() != experts)
@@ -214,17 +215,14 @@ ActQuant ActQuantOf(const SchemeEntry& scheme, const ExpertBank& bank, bool enab
   return how;
 }
 
-// The type in which un-quantised products take their activations.
-DType ActivationDType(const std::string& setting, const ExpertWeights& weights) {
-  DType dtype = DType::kF32;
-  bool first = true;
-  for (const ExpertBank* bank : {&weights.w1, &weights.w2}) {
-    if (bank->format.is_quantized()) continue;
-    const DType wanted = quant::ResolveActDType(setting, bank->format.dtype);
-    dtype = first || wanted == dtype ? wanted : DType::kF32;
-    first = false;
-  }
-  return dtype;
+// The type in which products take activations that no scheme quantises.
+DType ActivationDType(const MoeLayerOptions& options, const ExpertWeights& weights) {
+  const auto wanted = [&](const ExpertBank& bank) {
+    return quant::ResolveActDType(options.act_dtype, options.fast_activations, bank.format,
+                                  bank.cols);
+  };
+  const DType w13 = wanted(weights.w1);
+  return w13 == wanted(weights.w2) ? w13 : DType::kF32;
 }
 
 }  // namespace
@@ -259,7 +257,7 @@ MoeLayer::MoeLayer(const Registry& registry, const MoeLayerConfig& config,
   runner.hidden_size = weights_.hidden_size;
   runner.intermediate_size_per_partition = weights_.intermediate_size;
   runner.top_k = config_.topk.top_k;
-  runner.activation_dtype = ActivationDType(options.act_dtype, weights_);
+  runner.activation_dtype = ActivationDType(options, weights_);
   if (options.a2a == kFuseEp) {
     MakeFused(registry, options);
     return;

@@ -19,7 +19,10 @@ class FusedMoe;
 struct MoeLayerOptions {
   std::string runner = "auto";  // a registered runner, or auto = the scheme's first
   std::string a2a = "none";
-  std::string act_dtype = "auto";  // of un-quantised products: auto, f32, bf16
+  std::string act_dtype = "auto";  // of activations that no scheme quantises: auto, f32, bf16
+  // With act_dtype auto: such activations become int8 codes, 32 under one scale, before they meet
+  // quantised weights. auto = for weights in blocks of ggml; on; off.
+  std::string fast_activations = "auto";
   bool activation_quant = true;    // false: weight-only arithmetic where a scheme quantises them
   bool disable_fused = false;
   // How rows travel between ranks (contract 3.1): auto, f32, bf16, fp8, int8, mxfp8, mxfp4. auto

@@ -20,6 +20,8 @@ namespace {
 
 // A bank without its padded columns and rows (hidden_pad, intermediate_pad).
 ExpertMatrices Trimmed(const ExpertMatrices& matrices, size_t row_pad, size_t col_pad) {
+  if (row_pad == 0 && col_pad == 0) return matrices;
+  SY_CHECK(!matrices.format.in_panels);
   ExpertMatrices trimmed = matrices;
   trimmed.rows -= std::min(row_pad, trimmed.rows);
   trimmed.cols -= std::min(col_pad, trimmed.cols);

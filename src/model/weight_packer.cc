@@ -1,0 +1,173 @@
+#include "model/weight_packer.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "kernels/panels/panel.h"
+#include "quant/panel_matmul.h"
+#include "switchyard/core/macros.h"
+
+namespace switchyard {
+namespace {
+
+// One matrix that moves.
+struct Move {
+  WeightMatrix from;
+  std::vector<const std::byte**> pointers;  // that refer to it
+  size_t at = 0;                            // in the memory of the panels
+  OwnedBytes* owned = nullptr;              // that it lies in, or null
+};
+
+class Packer {
+ public:
+  Packer(TransformerWeights& weights, ThreadPool& pool,
+         const std::function<void(const std::byte*, size_t)>& release)
+      : pool_(pool), release_(release) {
+    for (OwnedBytes& owned : weights.owned) owned_.emplace(owned.begin, &owned);
+    for (LayerWeights& layer : weights.layers) AddLayer(layer);
+    const bool is_tied = weights.head.data == weights.embedding.data;
+    if (!is_tied) Add(weights.head);
+  }
+
+  std::shared_ptr<const MappedMemory> Run() {
+    if (moves_.empty()) return nullptr;
+    auto memory = std::make_shared<MappedMemory>(bytes_, "weights in panels");
+    for (const Move& move : moves_) {
+      if (move.owned != nullptr) ++waiting_[move.owned];
+    }
+    std::vector<Move*> moves;
+    for (Move& move : moves_) moves.push_back(&move);
+    pool_.Run(moves.size(), [&](size_t i, size_t) { Pack(*moves[i], memory->data()); });
+    // Rows of other matrices lie between those of these.
+    for (const Move& move : moves_) {
+      if (move.owned == nullptr && !IsDense(move.from)) Release(move.from);
+    }
+    for (const Move& move : moves_) {
+      for (const std::byte** pointer : move.pointers) *pointer = memory->data() + move.at;
+    }
+    for (const std::function<void()>& change : changes_) change();
+    return memory;
+  }
+
+ private:
+  static bool IsDense(const WeightMatrix& matrix) { return matrix.stride == matrix.cols; }
+
+  void AddLayer(LayerWeights& layer) {
+    AttentionWeights& attention = layer.attention;
+    for (WeightMatrix* matrix :
+         {&attention.q, &attention.k, &attention.v, &attention.o, &attention.q_a, &attention.kv_a,
+          &layer.dense.gate, &layer.dense.up, &layer.dense.down})
+      Add(*matrix);
+    for (moe::ExpertBank* bank : {&layer.experts.w1, &layer.experts.w3, &layer.experts.w2})
+      Add(*bank);
+  }
+
+  void Add(WeightMatrix& matrix) {
+    const MatrixFormat format = quant::InPanels(matrix.format, matrix.cols);
+    if (matrix.data == nullptr || !format.in_panels) return;
+    AddMove(matrix, format, &matrix.data);
+    changes_.push_back([&matrix, format] {
+      matrix.format = format;
+      matrix.stride = matrix.cols;
+      matrix.scale_stride = 0;
+      matrix.scale = matrix.zero = nullptr;
+      matrix.tensor_scale = nullptr;
+    });
+  }
+
+  void Add(moe::ExpertBank& bank) {
+    const MatrixFormat format = quant::InPanels(bank.format, bank.cols);
+    const bool is_there =
+        std::ranges::all_of(bank.data, [](const std::byte* data) { return data != nullptr; });
+    if (bank.data.empty() || !is_there || !format.in_panels) return;
+    const ExpertMatrices view = bank.View();
+    for (size_t e = 0; e < bank.data.size(); ++e) {
+      WeightMatrix matrix;
+      matrix.format = view.format;
+      matrix.rows = view.rows;
+      matrix.cols = view.cols;
+      matrix.stride = view.stride;
+      matrix.scale_stride = view.scale_stride;
+      matrix.data = view.data[e];
+      if (!view.scale.empty()) matrix.scale = view.scale[e];
+      if (!view.zero.empty()) matrix.zero = view.zero[e];
+      if (!view.tensor_scale.empty()) matrix.tensor_scale = view.tensor_scale[e];
+      AddMove(matrix, format, &bank.data[e]);
+    }
+    changes_.push_back([&bank, format] {
+      bank.format = format;
+      bank.stride = bank.cols;
+      bank.scale_stride = 0;
+      bank.scale.clear();
+      bank.zero.clear();
+      bank.tensor_scale.clear();
+    });
+  }
+
+  // Copies of an expert are packed once.
+  void AddMove(const WeightMatrix& from, const MatrixFormat& format, const std::byte** pointer) {
+    const auto [found, is_new] = by_data_.try_emplace(from.data, moves_.size());
+    if (!is_new) {
+      moves_[found->second].pointers.push_back(pointer);
+      return;
+    }
+    Move move{from, {pointer}, bytes_, OwnerOf(from.data)};
+    bytes_ += quant::PanelBytes(format, from.rows, from.cols);
+    moves_.push_back(std::move(move));
+  }
+
+  OwnedBytes* OwnerOf(const std::byte* data) const {
+    auto after = owned_.upper_bound(data);
+    if (after == owned_.begin()) return nullptr;
+    OwnedBytes* owned = std::prev(after)->second;
+    return data < owned->begin + owned->bytes ? owned : nullptr;
+  }
+
+  void Pack(const Move& move, std::byte* memory) {
+    const ExpertMatrices matrix = move.from.AsBank();
+    const size_t panels = kernels::NumPanels(matrix.rows);
+    const size_t bytes =
+        quant::PanelBytes(quant::InPanels(matrix.format, matrix.cols), matrix.rows, matrix.cols);
+    for (size_t p = 0; p < panels; ++p)
+      quant::PackPanel(matrix, 0, p, memory + move.at + p * (bytes / panels));
+    if (move.owned != nullptr) {
+      const std::lock_guard lock(mutex_);
+      if (--waiting_[move.owned] == 0) move.owned->memory.reset();
+    } else if (IsDense(move.from)) {
+      Release(move.from);
+    }
+  }
+
+  void Release(const WeightMatrix& matrix) const {
+    const size_t last = BytesOf(matrix.dtype(), matrix.cols);
+    release_(matrix.data, BytesOf(matrix.dtype(), (matrix.rows - 1) * matrix.stride) + last);
+  }
+
+  ThreadPool& pool_;
+  const std::function<void(const std::byte*, size_t)>& release_;
+  std::map<const std::byte*, OwnedBytes*> owned_;  // by their first byte
+  std::vector<Move> moves_;
+  std::map<const std::byte*, size_t> by_data_;
+  std::map<const OwnedBytes*, size_t> waiting_;  // matrices that have not moved
+  std::mutex mutex_;
+  std::vector<std::function<void()>> changes_;  // when all has moved
+  size_t bytes_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<const MappedMemory> PackWeights(
+    TransformerWeights& weights, ThreadPool& pool,
+    const std::function<void(const std::byte*, size_t)>& release) {
+  auto memory = Packer(weights, pool, release).Run();
+  std::erase_if(weights.owned, [](const OwnedBytes& owned) { return owned.memory == nullptr; });
+  weights.owned_bytes = 0;
+  for (const OwnedBytes& owned : weights.owned) weights.owned_bytes += owned.bytes;
+  return memory;
+}
+
+}  // namespace switchyard

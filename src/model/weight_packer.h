@@ -1,0 +1,25 @@
+// From weights as a checkpoint stores them to weights as products read them.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+#include "model/weights.h"
+#include "switchyard/core/memory.h"
+#include "switchyard/core/thread_pool.h"
+
+namespace switchyard {
+
+// Puts the matrices of linear layers, experts and head into panels (kernels/panels/panel.h), in
+// parallel, each in place of what it was packed from: `release(data, bytes)` is called for bytes of
+// the source that nobody reads any more, and what of `weights.owned` has served goes too. Stays
+// where it is: the embedding (and a head tied to it), routers, the heads of latent attention, and
+// formats that have no panels. Bits of codes and scales do not change.
+// Returns the memory of the panels, in big pages where the system gives them; weights refer to it.
+// Errors: kResourceExhausted if there is no memory.
+std::shared_ptr<const MappedMemory> PackWeights(
+    TransformerWeights& weights, ThreadPool& pool,
+    const std::function<void(const std::byte*, size_t)>& release);
+
+}  // namespace switchyard
