@@ -53,8 +53,9 @@ struct PanelRowLayout {
 inline constexpr size_t kFastGroup = 32;
 
 // Records of rows of `cols` columns for weights of this format. act_group: columns of a scale of
-// the activations inside the row, a divisor or a multiple of the weights' group; 0 = there are none
-// (they are all 1, or one for the row, which the caller keeps).
+// the activations inside the row, a multiple of 32 that divides the weights' group or that this
+// divides (any multiple of 32 if the weights have no groups); 0 = there are none (they are all 1,
+// or one for the row, which the caller keeps). kInt8 takes kFastGroup or 0.
 PanelRowLayout RowLayoutOf(const PanelFormat& format, size_t cols, PanelPath path,
                            size_t act_group);
 
