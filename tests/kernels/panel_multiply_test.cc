@@ -420,6 +420,22 @@ std::vector<MatrixFormat> SomeFormats() {
   return some;
 }
 
+// One format of each shape of the sums.
+std::vector<MatrixFormat> FewFormats() {
+  return {Plain(DType::kBF16),
+          Plain(DType::kGgmlQ40),
+          Plain(DType::kGgmlQ41),
+          Plain(DType::kGgmlIq4Nl),
+          Plain(DType::kGgmlQ2K),
+          Plain(DType::kGgmlQ4K),
+          Plain(DType::kGgmlQ6K),
+          Scaled(DType::kI8, DType::kF32, 1, kAll),
+          Scaled(DType::kU4, DType::kF16, 1, 32, true),
+          Scaled(DType::kU4, DType::kF16, 1, 96, true),
+          Scaled(DType::kF4E2M1, DType::kF8E4M3, 1, 16),
+          Scaled(DType::kF8E4M3, DType::kF32, 128, 128)};
+}
+
 TEST(MultiplyPanel, EveryFormatOnEveryPath) {
   auto random = testing::MakeRandom(91);
   std::deque<Weights> all = OneOfEveryFormat(31, random);
@@ -442,14 +458,25 @@ TEST(MultiplyPanel, OneBlockAndSizesOfModels) {
   auto random = testing::MakeRandom(93);
   std::deque<Weights> all;
   for (const MatrixFormat& format : SomeFormats()) {
-    for (size_t cols : {32u, 896u, 2880u}) {
-      const bool is_super = IsOfSuperBlocks(format);
-      all.emplace_back(format, 32,
-                       is_super ? (cols + 255) / 256 * 256 - (cols > 896 ? 256 : 0) : cols, random);
+    const bool is_super = IsOfSuperBlocks(format);
+    const std::vector<size_t> super_sizes = {768, 2816};
+    const std::vector<size_t> sizes = {32, 896, 2880};
+    for (size_t cols : is_super ? super_sizes : sizes) {
+      all.emplace_back(format, 32, cols, random);
     }
   }
   ForEachTargetAndWeights(all, [&](Weights& weights) {
     CheckProducts(weights, {10, 1, 4, 8, 9}, random);
+  });
+}
+
+// More columns than are unpacked at a time, on every path, few rows and many.
+TEST(MultiplyPanel, ManyColumns) {
+  auto random = testing::MakeRandom(104);
+  std::deque<Weights> all;
+  for (const MatrixFormat& format : FewFormats()) all.emplace_back(format, 32, 8448, random);
+  ForEachTargetAndWeights(all, [&](Weights& weights) {
+    CheckProducts(weights, {9, 1, 4, 5}, random);
   });
 }
 
@@ -572,21 +599,6 @@ TEST(MultiplyPanel, ExtremesOfInt8DoNotSaturate) {
 
 // --- Special values ---
 
-// One format of each shape of the sums.
-std::vector<MatrixFormat> FewFormats() {
-  return {Plain(DType::kBF16),
-          Plain(DType::kGgmlQ40),
-          Plain(DType::kGgmlQ41),
-          Plain(DType::kGgmlIq4Nl),
-          Plain(DType::kGgmlQ2K),
-          Plain(DType::kGgmlQ4K),
-          Plain(DType::kGgmlQ6K),
-          Scaled(DType::kI8, DType::kF32, 1, kAll),
-          Scaled(DType::kU4, DType::kF16, 1, 32, true),
-          Scaled(DType::kU4, DType::kF16, 1, 96, true),
-          Scaled(DType::kF4E2M1, DType::kF8E4M3, 1, 16),
-          Scaled(DType::kF8E4M3, DType::kF32, 128, 128)};
-}
 std::deque<Weights> FewWeights(size_t cols, std::mt19937_64& random) {
   std::deque<Weights> all;
   for (const MatrixFormat& format : FewFormats())
@@ -633,7 +645,7 @@ TEST(MultiplyPanel, NotANumberStaysInItsRow) {
 
 TEST(MultiplyPanel, ZerosAndTinyValues) {
   auto random = testing::MakeRandom(99);
-  std::deque<Weights> all = FewWeights(96, random);
+  std::deque<Weights> all = FewWeights(192, random);
   ForEachTargetAndWeights(all, [&](Weights& weights) {
     for (const Way& way : WaysOfValues(weights.format)) {
       SCOPED_TRACE(NameOf(way));
@@ -706,7 +718,8 @@ void CheckSums(const PanelRowLayout& layout, const std::byte* record) {
     double sum = 0;
     for (size_t k = s * layout.segment; k < (s + 1) * layout.segment; ++k)
       sum += CodeOfRecord(layout, record, k);
-    ASSERT_EQ(ReadAt<int32_t>(record + layout.starts_at, s), -static_cast<double>(layout.bias) * sum);
+    ASSERT_EQ(ReadAt<int32_t>(record + layout.starts_at, s),
+              -static_cast<double>(layout.bias) * sum);
   }
   for (size_t g = 0; layout.has_sums && g < layout.groups; ++g) {
     double sum = 0;

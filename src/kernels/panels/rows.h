@@ -14,7 +14,8 @@ namespace switchyard::kernels {
 enum class PanelPath : uint8_t {
   kInt8,  // codes of weights times int8 codes of activations, exact sums of each segment in i32;
           // a word is 4 columns
-  kBF16,  // pairs, where the CPU multiplies them; a word is 2 columns, in the order of 16-bit codes
+  kBF16,  // pairs, where the CPU multiplies them (on x86, subnormal factors and sums are 0); a word
+          // is 2 columns, in the order of 16-bit codes
   kF32    // a word is 1 column
 };
 
@@ -68,11 +69,13 @@ void PackFloatRow(const PanelRowLayout& layout, const float* x, std::byte* out) 
 void PackScaledRow(const PanelRowLayout& layout, const float* codes, const float* scales,
                    size_t act_group, std::byte* out) noexcept;
 
-// kInt8 from codes whose scale the caller keeps.
+// kInt8 from codes whose scale the caller keeps. Shapes: codes [layout.cols].
 void PackInt8Row(const PanelRowLayout& layout, const int8_t* codes, std::byte* out) noexcept;
 
 // kInt8 from values: of each kFastGroup columns the scale amax / 127 and codes rounded to nearest
-// even. A group with a NaN or infinity gets a NaN scale and codes 0.
+// even; all 0 where amax is so small that 127 / amax overflows. A group with a NaN or infinity gets
+// a NaN scale and codes 0.
+// Shapes: x [layout.cols].
 void PackFastRow(const PanelRowLayout& layout, const float* x, std::byte* out) noexcept;
 
 }  // namespace switchyard::kernels
