@@ -237,8 +237,11 @@ class GroupTile {
 
  private:
   static constexpr size_t kSums = kRows * kVecs;
-  // int8 codes have scales in every shape, floats in none but kLong.
-  static constexpr bool kHasScales = Dot::kIsInteger;
+  // int8 codes have scales in every shape; floats have none with kUnits.
+  HWY_INLINE bool HasScales() const {
+    if constexpr (Dot::kIsInteger) return true;
+    return kShape != Shape::kUnits && layout_.has_scales;
+  }
 
   HWY_INLINE VF Broadcast(size_t m, size_t at) const {
     return hn::BitCast(DF(), hn::Set(DU32(), WordAt(rows_[m], at)));
@@ -278,7 +281,7 @@ class GroupTile {
     for (size_t m = 0; m < kRows; ++m) {
       VF v0 = Dot::Float(sums[kVecs * m]);
       VF v1 = Dot::Float(sums[kVecs * m + 1]);
-      if constexpr (kHasScales) {
+      if (HasScales()) {
         const VF by = Broadcast(m, layout_.scales_at + s);
         v0 = hn::Mul(v0, by);
         v1 = hn::Mul(v1, by);

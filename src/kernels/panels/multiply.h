@@ -14,8 +14,9 @@ namespace switchyard::kernels {
 // Shapes: rows: num_rows records of rows_layout; row_scale [num_rows] or null = 1; panel:
 //   layout.panel_bytes bytes; first + count <= 32; out row m at m * out_stride; scratch:
 //   PanelScratchBytes bytes at a multiple of 64, one for each thread.
-// Deterministic: out[m, j] depends on its row and its weights alone: products of a segment are added
-//   in the order of their words in one accumulator; segments and groups follow in their order.
+// Deterministic: out[m, j] depends on its row and its weights alone: products of a segment are
+//   added in the order of their words in one accumulator; segments and groups follow in their
+//   order.
 struct PanelProduct {
   const PanelFormat* format = nullptr;
   const PanelLayout* layout = nullptr;

@@ -168,7 +168,16 @@ void PackField(const PanelSource& to, const std::array<const uint8_t*, kPanelRow
     for (size_t r = 0; r < kPanelRows; ++r)
       std::memcpy(field + r * kBytes, from[r] + i * kBytes, kBytes);
   }
-  if (groups * kGroupBytes % 64 != 0) std::memset(to.Field(at, groups, kBytes), 0, 32);
+}
+
+// Fields are whole cache lines: zeros behind an odd number of groups of bytes.
+void FillLines(const PanelSource& to) {
+  const size_t groups = to.layout.groups;
+  if (groups % 2 == 0) return;
+  if (ScaleBytes(to.format.scales) == 1)
+    std::memset(to.Field(to.layout.scale_at, groups, 1), 0, kPanelRows);
+  if (OffsetBytes(to.format) == 1)
+    std::memset(to.Field(to.layout.offset_at, groups, 1), 0, kPanelRows);
 }
 
 // Scales and zero points of groups that the rows have beside their codes.
@@ -242,6 +251,7 @@ void PackPanel(const PanelFormat& format, const PanelLayout& layout, std::span<c
   PackHeader(source, rows);
   // Blocks of ggml bring their scales, and K is whole blocks.
   if (!IsGgmlBlock(source.dtype)) PackFields(source, rows);
+  FillLines(source);
   HWY_DYNAMIC_DISPATCH(PackCodes)(source);
   if (rows.size() < kPanelRows) ClearRows(source, rows.size());
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/panels/rows.cc"
@@ -11,6 +12,7 @@
 #include <hwy/highway.h>
 
 #include "kernels/load-inl.h"
+#include "kernels/panels/scratch.h"
 #include "kernels/panels/values.h"
 #include "kernels/quantize/quantize.h"
 #include "switchyard/core/macros.h"
@@ -179,7 +181,9 @@ PanelRowLayout RowLayoutOf(const PanelFormat& format, size_t cols, PanelPath pat
   layout.padded_cols = LayoutOf(format, cols).cols;
   const size_t whole = std::max<size_t>(layout.padded_cols, 1);
   const size_t own = act_group == 0 ? whole : act_group;
-  const size_t group = format.group == 0 ? own : format.group;
+  // Weights without groups take those of the activations, cut to what divides the padded row.
+  const size_t cut = act_group == 0 ? whole : std::gcd(std::gcd(own, whole), kMaxOwnSegment);
+  const size_t group = format.group == 0 ? cut : format.group;
   layout.segment = std::min(own, group);
   layout.groups = layout.padded_cols / group;
   layout.segments = layout.padded_cols / layout.segment;
@@ -233,11 +237,9 @@ void PackFastRow(const PanelRowLayout& layout, const float* x, std::byte* out) n
   const size_t per_group = kFastGroup / layout.segment;  // segments that share a scale
   for (size_t k = 0; k < layout.padded_cols; k += kFastGroup) {
     float group[kFastGroup] = {};
-    const float* values = x + k;
-    if (k + kFastGroup > layout.cols) {
-      if (k < layout.cols) std::copy_n(x + k, layout.cols - k, group);
-      values = group;
-    }
+    const bool is_whole = k + kFastGroup <= layout.cols;
+    if (!is_whole && k < layout.cols) std::copy_n(x + k, layout.cols - k, group);
+    const float* values = is_whole ? x + k : group;
     const float scale = HWY_DYNAMIC_DISPATCH(FastGroup)(values, codes + k);
     for (size_t s = 0; s < per_group; ++s) scales[k / layout.segment + s] = scale;
   }

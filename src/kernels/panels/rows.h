@@ -14,7 +14,8 @@ namespace switchyard::kernels {
 enum class PanelPath : uint8_t {
   kInt8,  // codes of weights times int8 codes of activations, exact sums of each segment in i32;
           // a word is 4 columns
-  kBF16,  // pairs, where the CPU multiplies them; a word is 2 columns, in the order of 16-bit codes
+  kBF16,  // pairs, where the CPU multiplies them (on x86, subnormal factors and sums are 0); a word
+          // is 2 columns, in the order of 16-bit codes
   kF32    // a word is 1 column
 };
 
@@ -53,8 +54,9 @@ struct PanelRowLayout {
 inline constexpr size_t kFastGroup = 32;
 
 // Records of rows of `cols` columns for weights of this format. act_group: columns of a scale of
-// the activations inside the row, a divisor or a multiple of the weights' group; 0 = there are none
-// (they are all 1, or one for the row, which the caller keeps).
+// the activations inside the row, a multiple of 32 that divides the weights' group or that this
+// divides (any multiple of 32 if the weights have no groups); 0 = there are none (they are all 1,
+// or one for the row, which the caller keeps). kInt8 takes kFastGroup or 0.
 PanelRowLayout RowLayoutOf(const PanelFormat& format, size_t cols, PanelPath path,
                            size_t act_group);
 
@@ -67,11 +69,13 @@ void PackFloatRow(const PanelRowLayout& layout, const float* x, std::byte* out) 
 void PackScaledRow(const PanelRowLayout& layout, const float* codes, const float* scales,
                    size_t act_group, std::byte* out) noexcept;
 
-// kInt8 from codes whose scale the caller keeps.
+// kInt8 from codes whose scale the caller keeps. Shapes: codes [layout.cols].
 void PackInt8Row(const PanelRowLayout& layout, const int8_t* codes, std::byte* out) noexcept;
 
 // kInt8 from values: of each kFastGroup columns the scale amax / 127 and codes rounded to nearest
-// even. A group with a NaN or infinity gets a NaN scale and codes 0.
+// even; all 0 where amax is so small that 127 / amax overflows. A group with a NaN or infinity gets
+// a NaN scale and codes 0.
+// Shapes: x [layout.cols].
 void PackFastRow(const PanelRowLayout& layout, const float* x, std::byte* out) noexcept;
 
 }  // namespace switchyard::kernels

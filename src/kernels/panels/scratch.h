@@ -15,6 +15,12 @@ inline constexpr size_t kFewRows = 8;
 inline constexpr size_t kFewRowsLines = size_t{16} << 10;
 inline constexpr size_t kManyRowsLines = size_t{256} << 10;
 
+// Columns of a segment of weights without groups: those that are unpacked at a time are whole ones.
+inline constexpr size_t kMaxOwnSegment = 128;
+static_assert(kFewRowsLines / (WordsOfUnit(PanelPath::kF32) * kWordBytes) * kUnitCols %
+                  kMaxOwnSegment ==
+              0);
+
 struct PanelScratch {
   size_t chunk_units = 0;  // units that are unpacked at a time
   size_t scales_at = 0, offsets_at = 0, sums_at = 0;

@@ -447,8 +447,8 @@ HWY_INLINE void ReadScales(const PanelFormat& format, const PanelLayout& layout,
         dmin = hn::Neg(LoadF16(panel + layout.dmin_at + 2 * (super * kPanelRows + row)));
       for (size_t i = g; i < g + step; ++i) {
         const size_t at = (groups.first + i) * kPanelRows + row;
-        const VF scale = hn::Mul(reader.At(at), factor);
-        hn::StoreU(scale, df, out.scales + i * kPanelRows + row);
+        const VF scale = reader.At(at);
+        hn::StoreU(hn::Mul(scale, factor), df, out.scales + i * kPanelRows + row);
         VF offset;
         if constexpr (kOffsets == PanelOffsets::kNone) {
           continue;
