@@ -24,7 +24,7 @@ LAYERS = {
     "moe/dispatchers": ["moe/ep", "moe/ascend"],
     "moe/runners": ["moe/registry", "moe/ascend", "moe/oracle", "quant"],
     "moe/schemes": ["moe/registry", "quant"],
-    "moe/eplb": ["moe/registry", "parallel"],
+    "moe/eplb": ["moe/registry", "parallel", "quant"],
     "moe/fuseep": ["moe/registry", "parallel", "quant"],
     "moe/oracle": ["moe/contract", "quant"],
     "moe/layer": ["core", "kernels", "quant", "parallel", "moe/contract", "moe/registry", "moe/routing", "moe/ep",
