@@ -184,6 +184,7 @@ ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dty
   if (algorithm == "fake") options.dispatch = moe::DispatchAlgorithm::kFake;
   options.moe.act_dtype =
       settings.IsDefault("act-dtype") ? std::string(act_dtype) : settings.Get("act-dtype");
+  options.moe.fast_activations = settings.Get("fast-activations");
   options.moe.disable_fused = settings.GetFlag("disable-fused-moe");
   options.moe.activation_quant = !settings.GetFlag("no-activation-quant");
   options.w4a4_new_packing = settings.GetFlag("moe-w4a4-new-packing");

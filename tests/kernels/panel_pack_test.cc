@@ -186,7 +186,7 @@ TEST(PackPanel, WordsOfBytesAndNibblesAndHalves) {
 }
 
 TEST(FindPanelFormat, WhatHasNoPanels) {
-  EXPECT_FALSE(FindPanelFormat(Plain(DType::kF32), 64));
+  EXPECT_FALSE(FindPanelFormat(Scaled(DType::kF32, DType::kF32, 1, 32), 64));
   EXPECT_FALSE(FindPanelFormat(Plain(DType::kI8), 64));
   EXPECT_FALSE(FindPanelFormat(Plain(DType::kBF16), 0));
   EXPECT_FALSE(FindPanelFormat(Scaled(DType::kBF16, DType::kF32, 1, 32), 64));

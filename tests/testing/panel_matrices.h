@@ -38,7 +38,7 @@ inline constexpr size_t kAll = size_t{1} << 20;  // scale_rows or scale_cols: of
 
 // Every kind of codes with every kind of scales that panels have for it. Shapes: of [rows, cols].
 inline std::vector<MatrixFormat> AllFormats() {
-  std::vector<MatrixFormat> all = {Plain(DType::kBF16), Plain(DType::kF16)};
+  std::vector<MatrixFormat> all = {Plain(DType::kBF16), Plain(DType::kF16), Plain(DType::kF32)};
   for (DType dtype : kGgmlTypes) all.push_back(Plain(dtype));
   for (DType dtype :
        {DType::kI8, DType::kU8, DType::kI4, DType::kU4, DType::kF4E2M1, DType::kF8E4M3}) {

@@ -78,10 +78,12 @@ std::optional<PanelScales> FieldOf(DType scale_dtype) {
 std::optional<PanelFormat> FindPanelFormat(const MatrixFormat& format, size_t cols) {
   if (cols == 0 || format.has_column_groups) return {};
   if (IsGgmlBlock(format.dtype)) return GgmlPanels(format.dtype);
-  if (format.dtype == DType::kBF16 || format.dtype == DType::kF16) {
+  if (format.dtype == DType::kBF16 || format.dtype == DType::kF16 || format.dtype == DType::kF32) {
     if (format.is_quantized()) return {};
     PanelFormat panels;
-    panels.codes = format.dtype == DType::kBF16 ? PanelCodes::kBF16 : PanelCodes::kF16;
+    panels.codes = format.dtype == DType::kBF16  ? PanelCodes::kBF16
+                   : format.dtype == DType::kF16 ? PanelCodes::kF16
+                                                 : PanelCodes::kF32;
     return panels;
   }
   std::optional<PanelFormat> panels = CodePanels(format);

@@ -31,8 +31,8 @@ constexpr size_t kVecs = 2;
 constexpr size_t kFetchAhead = size_t{8} << 10;
 constexpr size_t kPackedRows = 4;  // with codes that are unpacked in registers
 #if HWY_MAX_BYTES >= 64
-constexpr size_t kTileRows = 6;    // with scales: 12 sums of a segment, 12 of all, 2 weights
-constexpr size_t kPlainRows = 12;  // without: 24 + 2 + 1 of 32 registers
+constexpr size_t kTileRows = 6;   // with scales: 12 sums of a segment, 12 of all, 2 weights
+constexpr size_t kPlainRows = 8;  // without: 16 + 2 + 1 of 32 registers
 #else
 constexpr size_t kTileRows = 4;
 constexpr size_t kPlainRows = 6;  // 12 + 2 + 1 of 16 registers
@@ -64,8 +64,8 @@ struct Int8Dot {
 };
 // Codes below 64: the products of a pair of columns stay below 2 * 63 * 128 < 2^15, so the form
 // that saturates, which older CPUs have, does not.
-struct SmallInt8Dot : Int8Dot {
 #if HWY_TARGET > HWY_AVX3_DL
+struct SmallInt8Dot : Int8Dot {
   static HWY_INLINE Sum Add(VU32 line, uint32_t word, Sum sum) {
     const hn::Repartition<int8_t, DF> d8;
     const hn::Repartition<int16_t, DF> d16;
@@ -73,8 +73,10 @@ struct SmallInt8Dot : Int8Dot {
                                                   hn::BitCast(d8, hn::Set(DU32(), word)));
     return hn::Add(sum, hn::WidenMulPairwiseAdd(DI32(), pairs, hn::Set(d16, 1)));
   }
-#endif
 };
+#else
+using SmallInt8Dot = Int8Dot;
+#endif
 struct FloatSum {
   static constexpr bool kIsInteger = false;
   using Sum = VF;
@@ -422,34 +424,39 @@ bool HasSmallBytes(const PanelFormat& format) {
 // Codes that are lines already.
 bool IsDirect(const PanelFormat& format, PanelPath path) {
   return (path == PanelPath::kInt8 && format.codes == PanelCodes::kBytes) ||
-         (path == PanelPath::kBF16 && format.codes == PanelCodes::kBF16);
+         (path == PanelPath::kBF16 && format.codes == PanelCodes::kBF16) ||
+         (path == PanelPath::kF32 && format.codes == PanelCodes::kF32);
 }
 
 // Products with codes as they lie in the panel, unpacked in registers: for few rows, which would
-// wait for a detour through memory. False if there is no such form.
+// wait for a detour through memory. The shapes are those of formats that there are.
 template <class Dot, PanelPath kPath>
-HWY_INLINE bool PackedTiles(const TileArgs& args, size_t num_rows) {
-  const PanelFormat& format = *args.format;
-  const bool has_table = format.values != PanelValues::kLinear;
-  switch (format.codes) {
-    case PanelCodes::kBits4:
-      if (has_table) {
-        AllTiles<Dot, PackedLines<PanelCodes::kBits4, kPath, true>, kPackedRows, kPackedRows>(
-            args, num_rows);
-      } else {
-        AllTiles<Dot, PackedLines<PanelCodes::kBits4, kPath, false>, kPackedRows, kPackedRows>(
-            args, num_rows);
-      }
-      return true;
-    case PanelCodes::kBits5:
-      AllTiles<Dot, PackedLines<PanelCodes::kBits5, kPath, false>, kPackedRows, kPackedRows>(
+HWY_INLINE void PackedTiles(const TileArgs& args, size_t num_rows) {
+  using C = PanelCodes;
+  const Shape shape = ShapeOf(*args.format, *args.layout);
+  const bool is_linear = args.format->values == PanelValues::kLinear;
+  switch (args.format->codes) {
+    case C::kBits4:
+      if (is_linear && shape == Shape::kUnits)
+        TilesOf<Dot, PackedLines<C::kBits4, kPath, false>, Shape::kUnits, kPackedRows>(args,
+                                                                                       num_rows);
+      if (is_linear && shape == Shape::kLong)
+        TilesOf<Dot, PackedLines<C::kBits4, kPath, false>, Shape::kLong, kPackedRows>(args,
+                                                                                      num_rows);
+      if (!is_linear && shape == Shape::kUnits)
+        TilesOf<Dot, PackedLines<C::kBits4, kPath, true>, Shape::kUnits, kPackedRows>(args,
+                                                                                      num_rows);
+      if (!is_linear && shape == Shape::kHalfUnits)
+        TilesOf<Dot, PackedLines<C::kBits4, kPath, true>, Shape::kHalfUnits, kPackedRows>(args,
+                                                                                          num_rows);
+      return;
+    case C::kBits5:
+      return TilesOf<Dot, PackedLines<C::kBits5, kPath, false>, Shape::kUnits, kPackedRows>(
           args, num_rows);
-      return true;
-    case PanelCodes::kBits6:
-      AllTiles<Dot, PackedLines<PanelCodes::kBits6, kPath, false>, kPackedRows, kPackedRows>(
+    case C::kBits6:
+      return TilesOf<Dot, PackedLines<C::kBits6, kPath, false>, Shape::kHalfUnits, kPackedRows>(
           args, num_rows);
-      return true;
-    default: return false;
+    default: return;
   }
 }
 
@@ -471,14 +478,21 @@ HWY_INLINE void Tiles(const TileArgs& args, size_t num_rows) {
   }
 }
 
-// The same where codes need not be unpacked first.
-bool TakesPacked(const PanelFormat& format, PanelPath path, size_t num_rows) {
-  if (num_rows > kPackedRows) return false;
-  const bool is_small = format.codes == PanelCodes::kBits4 || format.codes == PanelCodes::kBits5 ||
-                        format.codes == PanelCodes::kBits6;
-  if (path == PanelPath::kInt8) return is_small;
-  return path == PanelPath::kBF16 && SY_PANEL_LOOKUPS &&
-         (is_small || format.codes == PanelCodes::kE4M3);
+// Whether PackedTiles has the product.
+bool TakesPacked(const PanelFormat& format, const PanelRowLayout& rows, size_t num_rows) {
+  if (num_rows > kPackedRows || rows.path == PanelPath::kF32) return false;
+  if (rows.path == PanelPath::kBF16 && !SY_PANEL_LOOKUPS) return false;
+  const Shape shape = ShapeOf(format, rows);
+  const bool is_linear = format.values == PanelValues::kLinear;
+  switch (format.codes) {
+    case PanelCodes::kBits4:
+      return shape == Shape::kUnits || shape == (is_linear ? Shape::kLong : Shape::kHalfUnits);
+    case PanelCodes::kBits5: return shape == Shape::kUnits;
+    case PanelCodes::kBits6: return shape == Shape::kHalfUnits;
+    case PanelCodes::kE4M3:
+      return rows.path == PanelPath::kBF16 && (shape == Shape::kPlain || shape == Shape::kLong);
+    default: return false;
+  }
 }
 
 HWY_INLINE void PackedTiles(const TileArgs& args, size_t num_rows) {
@@ -492,7 +506,9 @@ HWY_INLINE void PackedTiles(const TileArgs& args, size_t num_rows) {
   }
 #if SY_PANEL_LOOKUPS
   if (args.format->codes == PanelCodes::kE4M3) {
-    AllTiles<BF16Dot, PackedE4M3, kPackedRows, kPackedRows>(args, num_rows);
+    if (ShapeOf(*args.format, *args.layout) == Shape::kPlain)
+      return TilesOf<BF16Dot, PackedE4M3, Shape::kPlain, kPackedRows>(args, num_rows);
+    TilesOf<BF16Dot, PackedE4M3, Shape::kLong, kPackedRows>(args, num_rows);
   } else {
     PackedTiles<BF16Dot, PanelPath::kBF16>(args, num_rows);
   }
@@ -552,7 +568,7 @@ void Multiply(const PanelProduct& product) {
   const PanelRowLayout& rows = *product.rows_layout;
   const PanelScratch scratch = ScratchOf(format, layout, rows.path, product.num_rows);
   const bool has_groups = ShapeOf(format, rows) != Shape::kPlain;
-  const bool is_packed = TakesPacked(format, rows.path, product.num_rows);
+  const bool is_packed = TakesPacked(format, rows, product.num_rows);
   const bool unpacks = !is_packed && !IsDirect(format, rows.path);
   const auto* panel = reinterpret_cast<const uint8_t*>(product.panel);
   auto* lines = reinterpret_cast<uint32_t*>(product.scratch);

@@ -89,8 +89,23 @@ HWY_INLINE void EachPanelUnit(const PanelSource& from, const Store& store) {
   }
 }
 
+// f32: word k of a unit is element k.
+void PackFloats(const PanelSource& from) {
+  for (size_t k = 0; k < from.layout.cols; k += kUnitCols) {
+    uint32_t* unit = from.Unit(k / kUnitCols);
+    const size_t count = from.n > k ? std::min(kUnitCols, from.n - k) : 0;
+    if (count < kUnitCols) std::memset(unit, 0, kUnitCols * kWordBytes);
+    for (size_t r = 0; r < kPanelRows; ++r) {
+      const uint8_t* row = from.rows[r] + k * sizeof(float);
+      for (size_t i = 0; i < count; ++i)
+        std::memcpy(unit + i * kPanelRows + r, row + i * sizeof(float), sizeof(float));
+    }
+  }
+}
+
 void PackCodes(const PanelSource& from) {
   switch (from.dtype) {
+    case DType::kF32: return PackFloats(from);
     case DType::kGgmlQ40:
     case DType::kGgmlIq4Nl: return EachPanelBlock<32, 18>(from, PackQ40);
     case DType::kGgmlQ41: return EachPanelBlock<32, 20>(from, PackQ41);
@@ -217,7 +232,8 @@ uint32_t ZeroWord(const PanelFormat& format, size_t i) {
     case PanelCodes::kBytes: return bias * 0x01010101u;
     case PanelCodes::kE4M3:
     case PanelCodes::kBF16:
-    case PanelCodes::kF16: return 0;
+    case PanelCodes::kF16:
+    case PanelCodes::kF32: return 0;
   }
   return 0;
 }

@@ -23,6 +23,7 @@ class PanelNumber {
     switch (format_.codes) {
       case PanelCodes::kBF16: return ToFloat(BF16{HalfOfUnit()});
       case PanelCodes::kF16: return ToFloat(F16{HalfOfUnit()});
+      case PanelCodes::kF32: return Read<float>(unit_ + col_ % kUnitCols * kWordBytes, row_);
       case PanelCodes::kE4M3: return DecodeE4M3(static_cast<uint8_t>(Code()));
       default: break;
     }
@@ -117,7 +118,8 @@ class PanelNumber {
       case PanelCodes::kBytes:
       case PanelCodes::kE4M3: return ByteOfWord(c / 4, b);
       case PanelCodes::kBF16:
-      case PanelCodes::kF16: break;
+      case PanelCodes::kF16:
+      case PanelCodes::kF32: break;
     }
     return 0;
   }

@@ -26,6 +26,7 @@
 //   3 bits   the low 2 as above; then one word: bit i of byte b = bit 2 of c[4i + b]
 //   16 bits  halves: word 2j = {c[4j], c[4j + 2]}, word 2j + 1 = {c[4j + 1], c[4j + 3]}: the order
 //            in which pairs come out of 8-bit words without a shuffle
+//   32 bits  word k = c[k]
 #pragma once
 
 #include <cstddef>
@@ -51,7 +52,8 @@ enum class PanelCodes : uint8_t {
   kBytes,  // unsigned, 8 bits
   kE4M3,   // 8 bits
   kBF16,
-  kF16
+  kF16,
+  kF32
 };
 
 // What a code of at most 8 bits stands for.
@@ -110,6 +112,7 @@ constexpr size_t UnitWords(PanelCodes codes) {
     case PanelCodes::kE4M3: return 8;
     case PanelCodes::kBF16:
     case PanelCodes::kF16: return 16;
+    case PanelCodes::kF32: return 32;
   }
   return 0;
 }

@@ -163,11 +163,12 @@ void SumGroups(const PanelRowLayout& layout, const float* x, std::byte* out) {
 bool HasPanelBF16() { return HWY_DYNAMIC_DISPATCH(HasPairs)(); }
 
 bool TakesPath(const PanelFormat& format, PanelPath path) {
-  const bool is_float = format.codes == PanelCodes::kBF16 || format.codes == PanelCodes::kF16 ||
-                        format.codes == PanelCodes::kE4M3;
+  const bool is_wide = format.codes == PanelCodes::kF16 || format.codes == PanelCodes::kF32;
+  const bool is_float =
+      is_wide || format.codes == PanelCodes::kBF16 || format.codes == PanelCodes::kE4M3;
   switch (path) {
     case PanelPath::kInt8: return !is_float;
-    case PanelPath::kBF16: return format.codes != PanelCodes::kF16 && HasPanelBF16();
+    case PanelPath::kBF16: return !is_wide && HasPanelBF16();
     case PanelPath::kF32: return true;
   }
   return false;

@@ -26,7 +26,8 @@ constexpr size_t WordsOfUnit(PanelPath path) {
 
 // Of the CPU and --isa in force.
 bool HasPanelBF16();
-// Whether a path multiplies these codes. kInt8: not floats; kBF16: not f16, and HasPanelBF16.
+// Whether a path multiplies these codes. kInt8: not floats; kBF16: neither f16 nor f32, and
+// HasPanelBF16.
 bool TakesPath(const PanelFormat& format, PanelPath path);
 
 // A record. Segments are columns whose products are summed before any scale meets them: a group of

@@ -72,9 +72,11 @@ HWY_INLINE VU32 BytesOfCodes(VU32 codes, hn::Vec<DU8> table) {
 // Byte b of each word.
 template <int kByte>
 HWY_INLINE VU32 ByteOf(VU32 words) {
-  if constexpr (kByte == 3) return hn::ShiftRight<24>(words);
-  if constexpr (kByte == 0) return Masked(words, 0xff);
-  return Masked(hn::ShiftRight<8 * (kByte == 3 ? 0 : kByte)>(words), 0xff);
+  if constexpr (kByte == 0) {
+    return Masked(words, 0xff);
+  } else {
+    return Masked(hn::ShiftRight<8 * kByte>(words), 0xff);
+  }
 }
 
 HWY_INLINE VF E4M3Value(VU32 code) {
@@ -337,6 +339,11 @@ HWY_INLINE void UnpackHalves(const uint8_t* HWY_RESTRICT unit, size_t units,
   }
 }
 
+HWY_INLINE void UnpackFloats(PanelCodes codes, const uint8_t* unit, size_t units, uint32_t* lines) {
+  if (codes == PanelCodes::kBF16) return UnpackHalves<PanelCodes::kBF16>(unit, units, lines);
+  UnpackHalves<PanelCodes::kF16>(unit, units, lines);
+}
+
 template <PanelPath kPath>
 HWY_INLINE void UnpackCodes(const PanelFormat& format, const uint8_t* unit, size_t units,
                             uint32_t* lines) {
@@ -359,11 +366,10 @@ HWY_INLINE void UnpackCodes(const PanelFormat& format, const uint8_t* unit, size
       if constexpr (kPath != PanelPath::kInt8) UnpackE4M3<kPath>(unit, units, lines);
       return;
     case PanelCodes::kBF16:
-      if constexpr (kPath == PanelPath::kF32) UnpackHalves<PanelCodes::kBF16>(unit, units, lines);
-      return;
     case PanelCodes::kF16:
-      if constexpr (kPath == PanelPath::kF32) UnpackHalves<PanelCodes::kF16>(unit, units, lines);
+      if constexpr (kPath == PanelPath::kF32) UnpackFloats(format.codes, unit, units, lines);
       return;
+    case PanelCodes::kF32: return;  // lines already
   }
 }
 
@@ -477,7 +483,7 @@ HWY_INLINE void FieldScales(const PanelFormat& format, const PanelLayout& layout
     case O::kNone: return ReadScales<kScales, O::kNone>(format, layout, panel, tensor, groups, out);
     case O::kF16: return ReadScales<kScales, O::kF16>(format, layout, panel, tensor, groups, out);
     case O::kZero: return ReadScales<kScales, O::kZero>(format, layout, panel, tensor, groups, out);
-    case O::kSuperMin: SY_DCHECK(false && "mins without a super-block");
+    case O::kSuperMin: SY_CHECK(false && "mins without a super-block");
   }
 }
 
