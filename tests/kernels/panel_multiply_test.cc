@@ -118,7 +118,7 @@ struct Weights {
     RandomMatrix matrix(matrix_format, rows, cols, random);
     std::span<uint8_t> codes = matrix.codes();
     const DType dtype = matrix_format.dtype;
-    if (dtype == DType::kBF16 || dtype == DType::kF16) {
+    if (dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32) {
       const std::vector<float> floats = testing::RandomFloats(random, rows * cols, 0.1f);
       ConvertFromF32(floats.data(), floats.size(), dtype, codes.data());
     }
