@@ -23,7 +23,7 @@ struct MoeLayerOptions {
   // With act_dtype auto: such activations become int8 codes, 32 under one scale, before they meet
   // quantised weights. auto = for weights in blocks of ggml; on; off.
   std::string fast_activations = "auto";
-  bool activation_quant = true;    // false: weight-only arithmetic where a scheme quantises them
+  bool activation_quant = true;  // false: weight-only arithmetic where a scheme quantises them
   bool disable_fused = false;
   // How rows travel between ranks (contract 3.1): auto, f32, bf16, fp8, int8, mxfp8, mxfp4. auto
   // loses nothing.
