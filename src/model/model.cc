@@ -485,13 +485,17 @@ void Model::Impl::Pack(ThreadPool& pool) {
     return random_memory != nullptr && data >= random_memory->data() &&
            data < random_memory->data() + random_memory->size();
   };
-  panels = PackWeights(weights, pool, [&](const std::byte* data, size_t bytes) {
+  const auto release = [&](const std::byte* data, size_t bytes) {
     if (is_random(data)) {
       random_memory->Release(static_cast<size_t>(data - random_memory->data()), bytes);
     } else if (files != nullptr) {
       files->Release({data, bytes});
     }
-  });
+  };
+  // What is random goes while it is packed; pages of files count as available.
+  size_t available = AvailableBytes();
+  if (available != 0 && random_memory != nullptr) available += random_memory->size();
+  panels = PackWeights(weights, pool, release, available);
 }
 
 void Model::Impl::Build() {

@@ -1,14 +1,15 @@
 #include "model/weight_packer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <vector>
 
 #include "kernels/panels/panel.h"
 #include "quant/panel_matmul.h"
+#include "switchyard/core/log.h"
 #include "switchyard/core/macros.h"
 
 namespace switchyard {
@@ -32,6 +33,14 @@ class Packer {
     const bool is_tied = weights.head.data == weights.embedding.data;
     if (!is_tied) Add(weights.head);
   }
+
+  // Whether there is room beside the copies that are to go.
+  bool Fits(size_t available) const {
+    size_t owned = 0;
+    for (const auto& [begin, bytes] : owned_) owned += bytes->bytes;
+    return available == 0 || bytes_ <= available + owned;
+  }
+  size_t bytes() const { return bytes_; }
 
   std::shared_ptr<const MappedMemory> Run() {
     if (moves_.empty()) return nullptr;
@@ -162,8 +171,17 @@ class Packer {
 
 std::shared_ptr<const MappedMemory> PackWeights(
     TransformerWeights& weights, ThreadPool& pool,
-    const std::function<void(const std::byte*, size_t)>& release) {
-  auto memory = Packer(weights, pool, release).Run();
+    const std::function<void(const std::byte*, size_t)>& release, size_t available) {
+  Packer packer(weights, pool, release);
+  if (!packer.Fits(available)) {
+    Log(LogLevel::kWarning,
+        fmt::format(
+            "weights stay as they are stored, which is slower: repacked they take {} bytes, "
+            "{} are available",
+            packer.bytes(), available));
+    return nullptr;
+  }
+  auto memory = packer.Run();
   std::erase_if(weights.owned, [](const OwnedBytes& owned) { return owned.memory == nullptr; });
   weights.owned_bytes = 0;
   for (const OwnedBytes& owned : weights.owned) weights.owned_bytes += owned.bytes;

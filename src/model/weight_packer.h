@@ -17,9 +17,12 @@ namespace switchyard {
 // where it is: the embedding (and a head tied to it), routers, the heads of latent attention, and
 // formats that have no panels. Bits of codes and scales do not change.
 // Returns the memory of the panels, in big pages where the system gives them; weights refer to it.
-// Errors: kResourceExhausted if there is no memory.
+// Null if nothing moved: panels are no part of a file that the system could drop and read again, so
+// all stays as it is if they take more than `available` bytes (0 = unknown) and what goes of
+// `weights.owned`.
+// Errors: kResourceExhausted if the system refuses memory.
 std::shared_ptr<const MappedMemory> PackWeights(
     TransformerWeights& weights, ThreadPool& pool,
-    const std::function<void(const std::byte*, size_t)>& release);
+    const std::function<void(const std::byte*, size_t)>& release, size_t available);
 
 }  // namespace switchyard
