@@ -249,7 +249,15 @@ double MatrixElement(const ExpertMatrices& w, size_t expert, size_t n, size_t k)
 
 void MatrixRow(const ExpertMatrices& w, size_t expert, size_t n, std::span<double> out) {
   const DType dtype = w.format.dtype;
-  if (!IsGgmlBlock(dtype) || w.format.in_panels) {
+  if (w.format.in_panels) {
+    const PanelMatrix panels(w.format, w.cols);
+    const std::byte* panel = panels.Panel(w.data[expert], n / kernels::kPanelRows);
+    for (size_t k = 0; k < out.size(); ++k)
+      out[k] =
+          kernels::PanelElement(panels.format, panels.layout, panel, n % kernels::kPanelRows, k);
+    return;
+  }
+  if (!IsGgmlBlock(dtype)) {
     for (size_t k = 0; k < out.size(); ++k) out[k] = MatrixElement(w, expert, n, k);
     return;
   }
