@@ -98,10 +98,16 @@ struct F32Dot : FloatSum {
 #if HWY_NATIVE_DOT_BF16
 struct BF16Dot : FloatSum {
   static HWY_INLINE Sum Add(VU32 line, uint32_t word, Sum sum) {
+#if HWY_ARCH_X86
+    // Clang 16 does not come to an end with a broadcast that is cast to bf16.
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(line.raw), "v"(hn::Set(DU32(), word).raw));
+    return sum;
+#else
     const hn::Repartition<hwy::bfloat16_t, DF> db;
     VF unused = hn::Zero(DF());  // the pair instruction leaves the second sum alone
     return hn::ReorderWidenMulAccumulate(DF(), hn::BitCast(db, line),
                                          hn::BitCast(db, hn::Set(DU32(), word)), sum, unused);
+#endif
   }
 };
 #endif
