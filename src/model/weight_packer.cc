@@ -20,8 +20,17 @@ struct Move {
   WeightMatrix from;
   std::vector<const std::byte**> pointers;  // that refer to it
   size_t at = 0;                            // in the memory of the panels
-  OwnedBytes* owned = nullptr;              // that it lies in, or null
+  size_t panel_bytes = 0;
+  OwnedBytes* owned = nullptr;  // that it lies in, or null
 };
+
+// Panels of a matrix that one task packs. Their source goes when they are there, so that an output
+// head of hundreds of megabytes is not there twice.
+struct Piece {
+  const Move* move = nullptr;
+  size_t first = 0, count = 0;  // panels
+};
+constexpr size_t kPieceBytes = size_t{4} << 20;
 
 class Packer {
  public:
@@ -45,15 +54,14 @@ class Packer {
   std::shared_ptr<const MappedMemory> Run() {
     if (moves_.empty()) return nullptr;
     auto memory = std::make_shared<MappedMemory>(bytes_, "weights in panels");
-    for (const Move& move : moves_) {
-      if (move.owned != nullptr) ++waiting_[move.owned];
+    const std::vector<Piece> pieces = Pieces();
+    for (const Piece& piece : pieces) {
+      if (piece.move->owned != nullptr) ++waiting_[piece.move->owned];
     }
-    std::vector<Move*> moves;
-    for (Move& move : moves_) moves.push_back(&move);
-    pool_.Run(moves.size(), [&](size_t i, size_t) { Pack(*moves[i], memory->data()); });
+    pool_.Run(pieces.size(), [&](size_t i, size_t) { Pack(pieces[i], memory->data()); });
     // Rows of other matrices lie between those of these.
     for (const Move& move : moves_) {
-      if (move.owned == nullptr && !IsDense(move.from)) Release(move.from);
+      if (move.owned == nullptr && !IsDense(move.from)) Release(move.from, 0, move.from.rows);
     }
     for (const Move& move : moves_) {
       for (const std::byte** pointer : move.pointers) *pointer = memory->data() + move.at;
@@ -124,8 +132,9 @@ class Packer {
       moves_[found->second].pointers.push_back(pointer);
       return;
     }
-    Move move{from, {pointer}, bytes_, OwnerOf(from.data)};
-    bytes_ += quant::PanelBytes(format, from.rows, from.cols);
+    const size_t panel_bytes = quant::PanelBytes(format, 1, from.cols);
+    Move move{from, {pointer}, bytes_, panel_bytes, OwnerOf(from.data)};
+    bytes_ += kernels::NumPanels(from.rows) * panel_bytes;
     moves_.push_back(std::move(move));
   }
 
@@ -136,24 +145,35 @@ class Packer {
     return data < owned->begin + owned->bytes ? owned : nullptr;
   }
 
-  void Pack(const Move& move, std::byte* memory) {
+  std::vector<Piece> Pieces() const {
+    std::vector<Piece> pieces;
+    for (const Move& move : moves_) {
+      const size_t panels = kernels::NumPanels(move.from.rows);
+      const size_t step = std::max<size_t>(1, kPieceBytes / move.panel_bytes);
+      for (size_t p = 0; p < panels; p += step)
+        pieces.push_back({&move, p, std::min(step, panels - p)});
+    }
+    return pieces;
+  }
+
+  void Pack(const Piece& piece, std::byte* memory) {
+    const Move& move = *piece.move;
     const ExpertMatrices matrix = move.from.AsBank();
-    const size_t panels = kernels::NumPanels(matrix.rows);
-    const size_t bytes =
-        quant::PanelBytes(quant::InPanels(matrix.format, matrix.cols), matrix.rows, matrix.cols);
-    for (size_t p = 0; p < panels; ++p)
-      quant::PackPanel(matrix, 0, p, memory + move.at + p * (bytes / panels));
+    for (size_t p = piece.first; p < piece.first + piece.count; ++p)
+      quant::PackPanel(matrix, 0, p, memory + move.at + p * move.panel_bytes);
     if (move.owned != nullptr) {
       const std::lock_guard lock(mutex_);
       if (--waiting_[move.owned] == 0) move.owned->memory.reset();
     } else if (IsDense(move.from)) {
-      Release(move.from);
+      const size_t first = piece.first * kernels::kPanelRows;
+      Release(move.from, first,
+              std::min(piece.count * kernels::kPanelRows, move.from.rows - first));
     }
   }
 
-  void Release(const WeightMatrix& matrix) const {
+  void Release(const WeightMatrix& matrix, size_t first, size_t rows) const {
     const size_t last = BytesOf(matrix.dtype(), matrix.cols);
-    release_(matrix.data, BytesOf(matrix.dtype(), (matrix.rows - 1) * matrix.stride) + last);
+    release_(matrix.RowAt(first), BytesOf(matrix.dtype(), (rows - 1) * matrix.stride) + last);
   }
 
   ThreadPool& pool_;
@@ -161,7 +181,7 @@ class Packer {
   std::map<const std::byte*, OwnedBytes*> owned_;  // by their first byte
   std::vector<Move> moves_;
   std::map<const std::byte*, size_t> by_data_;
-  std::map<const OwnedBytes*, size_t> waiting_;  // matrices that have not moved
+  std::map<const OwnedBytes*, size_t> waiting_;  // pieces that have not moved
   std::mutex mutex_;
   std::vector<std::function<void()>> changes_;  // when all has moved
   size_t bytes_ = 0;

@@ -83,6 +83,27 @@ TEST_F(WeightPacker, ValuesStayAndTheSourceIsReleased) {
   EXPECT_LT(packed.data, panels_->data() + panels_->size());
 }
 
+TEST_F(WeightPacker, ALargeMatrixGoesPieceByPiece) {
+  constexpr size_t kManyRows = 100'000;  // 12.8 MB, and no whole panels
+  const std::vector<BF16> q = Numbers(kManyRows * kCols, 9);
+  WeightMatrix matrix = Matrix(q);
+  matrix.rows = kManyRows;
+  weights_.layers[0].attention.q = matrix;
+  Pack();
+  ASSERT_GT(released_.size(), 2u);
+  const auto* next = reinterpret_cast<const std::byte*>(q.data());
+  for (const auto& [data, bytes] : released_) {
+    EXPECT_EQ(data, next);
+    next += bytes;
+  }
+  EXPECT_EQ(next, reinterpret_cast<const std::byte*>(q.data() + q.size()));
+  const ExpertMatrices packed = weights_.layers[0].attention.q.AsBank();
+  for (size_t n = 0; n < kManyRows; n += 999) {
+    for (size_t k : {0u, 63u})
+      ASSERT_EQ(quant::MatrixElement(packed, 0, n, k), double{ToFloat(q[n * kCols + k])}) << n;
+  }
+}
+
 TEST_F(WeightPacker, ATiedHeadStaysWithItsEmbedding) {
   const std::vector<BF16> embedding = Numbers(kRows * kCols, 4);
   weights_.embedding = weights_.head = Matrix(embedding);
