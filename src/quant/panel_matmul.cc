@@ -120,6 +120,26 @@ void PackRecord(const QuantRows& x, size_t i, const RecordPlan& plan, const Pane
   }
 }
 
+// All but the scales that stay outside.
+ActRows PackRecords(ExecContext& context, const QuantRows& x, const RecordPlan& plan,
+                    const kernels::PanelFormat& panels) {
+  ActRows result;
+  result.records = kernels::RowLayoutOf(panels, x.cols, plan.path, plan.act_group);
+  result.cols = x.cols;
+  const RecordRows records(context.arena, result.records, x.rows);
+  result.rows = records.rows;
+  ArenaScope scope(context.arena);
+  const size_t stride = (x.cols + 15) / 16 * 16;
+  float* values = context.arena.AllocateSpan<float>(context.pool.num_threads() * stride).data();
+  constexpr size_t kRowsPerTask = 4;
+  context.pool.Run((x.rows + kRowsPerTask - 1) / kRowsPerTask, [&](size_t task, size_t worker) {
+    const size_t end = std::min(x.rows, (task + 1) * kRowsPerTask);
+    for (size_t i = task * kRowsPerTask; i < end; ++i)
+      PackRecord(x, i, plan, result.records, values + worker * stride, records.At(i));
+  });
+  return result;
+}
+
 }  // namespace
 
 PanelMatrix::PanelMatrix(const MatrixFormat& matrix, size_t cols) {
@@ -162,54 +182,28 @@ ActRows MakeRecords(ExecContext& context, const QuantRows& x, const MatrixFormat
   const PanelMatrix panels(weights, x.cols);
   const RecordPlan plan =
       PlanRecords(x.kind, x.offset != 0.0f, x.scale_cols, panels.format, act_dtype);
-  ActRows result;
-  result.records = kernels::RowLayoutOf(panels.format, x.cols, plan.path, plan.act_group);
-  const RecordRows records(context.arena, result.records, x.rows);
-  result.rows = records.rows;
-  result.cols = x.cols;
+  ActRows result = PackRecords(context, x, plan, panels.format);
   if (plan.from == From::kCodes || plan.from == From::kInt8)
     result.row_scale = RowScales(context.arena, x);
-  ArenaScope scope(context.arena);
-  const size_t stride = (x.cols + 15) / 16 * 16;
-  float* values = context.arena.AllocateSpan<float>(context.pool.num_threads() * stride).data();
-  constexpr size_t kRowsPerTask = 4;
-  context.pool.Run((x.rows + kRowsPerTask - 1) / kRowsPerTask, [&](size_t task, size_t worker) {
-    const size_t end = std::min(x.rows, (task + 1) * kRowsPerTask);
-    for (size_t i = task * kRowsPerTask; i < end; ++i)
-      PackRecord(x, i, plan, result.records, values + worker * stride, records.At(i));
-  });
   return result;
 }
 
 ActRows MakeRecords(ExecContext& context, const ActRows& x, const MatrixFormat& weights,
                     DType act_dtype) {
+  const std::span<const std::byte*> elements =
+      context.arena.AllocateSpan<const std::byte*>(x.rows.size());
+  for (size_t i = 0; i < elements.size(); ++i)
+    elements[i] = static_cast<const std::byte*>(x.rows[i]);
   QuantRows rows;
   rows.dtype = x.dtype;
   rows.rows = x.rows.size();
   rows.cols = x.cols;
-  const std::span<const std::byte*> scattered =
-      context.arena.AllocateSpan<const std::byte*>(rows.rows);
-  for (size_t i = 0; i < rows.rows; ++i) scattered[i] = static_cast<const std::byte*>(x.rows[i]);
-  rows.scattered = scattered.data();
-  const bool are_int8 = x.dtype == DType::kI8;
-  if (!are_int8 || x.row_scale.empty()) {
-    ActRows result = MakeRecords(context, rows, weights, act_dtype);
-    result.row_scale = x.row_scale;
-    return result;
-  }
-  // Codes with their scales beside them.
+  rows.scattered = elements.data();
   const PanelMatrix panels(weights, x.cols);
-  const RecordPlan plan =
-      PlanRecords(ActQuantKind::kInt8Token, false, x.cols, panels.format, act_dtype);
-  ActRows result;
-  result.records = kernels::RowLayoutOf(panels.format, x.cols, plan.path, plan.act_group);
-  const RecordRows records(context.arena, result.records, rows.rows);
-  result.rows = records.rows;
-  result.cols = x.cols;
+  const ActQuantKind kind = x.dtype == DType::kI8 ? ActQuantKind::kInt8Token : ActQuantKind::kNone;
+  ActRows result = PackRecords(
+      context, rows, PlanRecords(kind, false, x.cols, panels.format, act_dtype), panels.format);
   result.row_scale = x.row_scale;
-  const std::span<float> values = context.arena.AllocateSpan<float>((x.cols + 15) / 16 * 16);
-  for (size_t i = 0; i < rows.rows; ++i)
-    PackRecord(rows, i, plan, result.records, values.data(), records.At(i));
   return result;
 }
 

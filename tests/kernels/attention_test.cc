@@ -11,7 +11,6 @@
 #include "kernels/attention/kv_codes.h"
 #include "kernels/convert/convert.h"
 #include "kernels/e4m3_code.h"
-#include "kernels/matmul/matmul.h"
 #include "testing/random.h"
 #include "testing/targets.h"
 
@@ -376,27 +375,6 @@ TEST(Attention, BadKeysShowAsNan) {
             ASSERT_TRUE(std::isnan(out[d])) << NameOf(kind) << " " << bad << " at " << place;
             ASSERT_TRUE(std::isfinite(out[32 + d]) && std::isfinite(out[64 + d]));
           }
-        }
-      }
-    }
-  });
-}
-
-// Every code of both types, through vectors and their remainders.
-TEST(Attention, CodeProductsKnowEveryCode) {
-  testing::ForEachTarget([] {
-    for (DType dtype : {DType::kI8, DType::kF8E4M3}) {
-      for (size_t k : {1u, 16u, 37u}) {
-        std::vector<std::byte> codes(256 * k);
-        for (size_t n = 0; n < 256; ++n) codes[n * k + n % k] = static_cast<std::byte>(n);
-        const std::vector<float> ones(k, 1.0f);
-        const void* row = ones.data();
-        std::vector<float> out(256);
-        CodeMatmul(dtype)({&row, 1, codes.data(), k, 256, k, out.data(), 256});
-        const float unit = dtype == DType::kI8 ? 1.0f : kE4M3Unit;
-        for (size_t n = 0; n < 256; ++n) {
-          if (dtype == DType::kF8E4M3 && n % 128 == 127) continue;  // NaN, which no row has
-          ASSERT_EQ(out[n] * unit, ValueOfCode(dtype, &codes[n * k + n % k])) << "code " << n;
         }
       }
     }

@@ -8,7 +8,6 @@
 #include <hwy/highway.h>
 
 #include "kernels/load-inl.h"
-#include "kernels/load_codes-inl.h"
 #include "switchyard/core/macros.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -222,9 +221,6 @@ HWY_NOINLINE void Matmul(const MatmulArgs& args) {
 #include "kernels/kernels.def"
 #undef SY_MATMUL
 
-void MatmulF32CodeI8(const MatmulArgs& args) { Matmul<float, int8_t>(args); }
-void MatmulF32CodeE4M3(const MatmulArgs& args) { Matmul<float, E4M3Code>(args); }
-
 }  // namespace switchyard::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -246,15 +242,6 @@ constexpr MatmulKernel kMatmulKernels[] = {
 #undef SY_MATMUL
 };
 
-HWY_EXPORT(MatmulF32CodeI8);
-HWY_EXPORT(MatmulF32CodeE4M3);
-void DispatchCodeI8(const MatmulArgs& args) noexcept {
-  HWY_DYNAMIC_DISPATCH(MatmulF32CodeI8)(args);
-}
-void DispatchCodeE4M3(const MatmulArgs& args) noexcept {
-  HWY_DYNAMIC_DISPATCH(MatmulF32CodeE4M3)(args);
-}
-
 }  // namespace
 
 std::span<const MatmulKernel> AllMatmulKernels() { return kMatmulKernels; }
@@ -264,11 +251,6 @@ const MatmulKernel* FindMatmul(DType a_dtype, DType w_dtype) {
     if (kernel.a_dtype == a_dtype && kernel.w_dtype == w_dtype) return &kernel;
   }
   return nullptr;
-}
-
-MatmulFn CodeMatmul(DType codes) {
-  SY_CHECK(codes == DType::kI8 || codes == DType::kF8E4M3);
-  return codes == DType::kI8 ? &DispatchCodeI8 : &DispatchCodeE4M3;
 }
 
 }  // namespace switchyard::kernels

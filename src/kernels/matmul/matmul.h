@@ -46,10 +46,6 @@ std::span<const MatmulKernel> AllMatmulKernels();
 // The kernel for these types, or nullptr.
 const MatmulKernel* FindMatmul(DType a_dtype, DType w_dtype);
 
-// f32 activations times codes without their scale: kI8 as integers, kF8E4M3 as values / 256
-// (kE4M3Unit), none of them NaN. For callers that scale the products, as attention does.
-MatmulFn CodeMatmul(DType codes);
-
 // The scalar reference: plain loops, sums in f64, any supported pair of dtypes.
 void MatmulReference(const MatmulArgs& args, DType a_dtype, DType w_dtype);
 

@@ -235,8 +235,7 @@ class GroupTile {
  public:
   HWY_INLINE explicit GroupTile(const TileArgs& args)
       : args_(args), layout_(*args.layout), chunk_(*args.chunk), source_(*args.format) {
-    SY_UNROLL
-    for (size_t m = 0; m < kRows; ++m) rows_[m] = reinterpret_cast<const uint8_t*>(args.rows[m]);
+    PointToRows<kRows>(args, rows_);
   }
 
   HWY_INLINE void Run() const {

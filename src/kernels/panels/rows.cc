@@ -39,7 +39,6 @@ void PairWords(const float* HWY_RESTRICT x, size_t n, uint32_t* HWY_RESTRICT out
 // One group of kFastGroup values: returns its scale.
 float FastGroup(const float* HWY_RESTRICT x, int8_t* HWY_RESTRICT codes) {
   const DF df;
-  const hn::RebindToSigned<DF> di;
   const hn::Rebind<int8_t, DF> d8;
   const size_t lanes = hn::Lanes(df);
   VF most = hn::Zero(df);
@@ -62,19 +61,16 @@ float FastGroup(const float* HWY_RESTRICT x, int8_t* HWY_RESTRICT codes) {
     const auto rounded = hn::NearestInt(hn::Mul(hn::LoadU(df, x + i), factor));
     hn::StoreU(hn::DemoteTo(d8, rounded), d8, codes + i);
   }
-  static_cast<void>(di);
   return scale;
 }
 
 // starts[s] = -bias * sum of the codes of segment s.
 void Starts(const int8_t* HWY_RESTRICT codes, size_t segment, size_t segments, int32_t bias,
             int32_t* HWY_RESTRICT starts) {
-  const hn::ScalableTag<int32_t> di;
   using D8 = hn::CappedTag<int8_t, 16>;
   const D8 d8;
   const hn::Repartition<int16_t, D8> d16;
   const hn::Repartition<int32_t, D8> d32;
-  static_cast<void>(di);
   for (size_t s = 0; s < segments; ++s, codes += segment) {
     auto sum = hn::Zero(d32);
     for (size_t i = 0; i < segment; i += hn::Lanes(d8)) {
