@@ -23,45 +23,155 @@ namespace switchyard::kernels::HWY_NAMESPACE {
 
 bool HasPairs() { return HWY_NATIVE_DOT_BF16 != 0; }
 
-// x rounded to bf16, its bits in the upper half.
-HWY_INLINE uint32_t RoundedBits(float x) { return static_cast<uint32_t>(ToBF16(x).bits) << 16; }
+using DU = hn::RebindToUnsigned<DF>;
+using DI = hn::RebindToSigned<DF>;
+using VU = hn::Vec<DU>;
 
-// Pairs in the order of 16-bit codes. n is a multiple of 4.
+// ToBF16 of each lane, its bits in the upper half. By integers: some instruction sets take
+// subnormals for 0.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V RoundedBits(D du, V bits) {
+  const auto sign_off = hn::Set(du, 0x7fffffffu);
+  const auto upper = hn::Set(du, 0xffff0000u);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7fffu)), odd);
+  const auto quiet = hn::Or(bits, hn::Set(du, 0x400000u));
+  const auto is_nan = hn::Gt(hn::And(bits, sign_off), hn::Set(du, 0x7f800000u));
+  return hn::And(hn::IfThenElse(is_nan, quiet, rounded), upper);
+}
+
+// Pairs in the order of 16-bit codes: all words of two vectors of columns.
 //
 //   x  0 1 2 3 | 4 5 6 7 | ..   ->   words {0, 2} {1, 3} | {4, 6} {5, 7} | ..
+template <class D>
+HWY_INLINE void PairVectors(D du, const float* HWY_RESTRICT x, uint32_t* HWY_RESTRICT out) {
+  const hn::RepartitionToWide<D> du64;
+  const hn::RebindToFloat<D> df;
+  const auto rounded = [&](const float* from) HWY_ATTR {
+    return hn::BitCast(du64, RoundedBits(du, hn::BitCast(du, hn::LoadU(df, from))));
+  };
+  const auto low = rounded(x);
+  const auto high = rounded(x + hn::Lanes(du));
+  const auto first = hn::BitCast(du, hn::ConcatEven(du64, high, low));
+  const auto second = hn::BitCast(du, hn::ConcatOdd(du64, high, low));
+  hn::StoreU(hn::Or(hn::ShiftRight<16>(first), second), du, out);
+}
+
+// n is a multiple of 4.
 void PairWords(const float* HWY_RESTRICT x, size_t n, uint32_t* HWY_RESTRICT out) {
-  for (size_t k = 0; k < n; k += 4) {
-    out[k / 2] = RoundedBits(x[k]) >> 16 | RoundedBits(x[k + 2]);
-    out[k / 2 + 1] = RoundedBits(x[k + 1]) >> 16 | RoundedBits(x[k + 3]);
+  const DU du;
+  const size_t step = 2 * hn::Lanes(du);
+  size_t k = 0;
+  for (; k + step <= n; k += step) PairVectors(du, x + k, out + k / 2);
+  for (; k < n; k += 4) {
+    const auto bits = [&](size_t i) { return uint32_t{ToBF16(x[k + i]).bits}; };
+    out[k / 2] = bits(0) | bits(2) << 16;
+    out[k / 2 + 1] = bits(1) | bits(3) << 16;
   }
 }
 
-// One group of kFastGroup values: returns its scale.
-float FastGroup(const float* HWY_RESTRICT x, int8_t* HWY_RESTRICT codes) {
+// sums[s] = the sum of the values of segment s, in the order of the columns, rounded to bf16 before
+// if the products see them so. Four segments at a time, a lane for each.
+template <bool kRounds>
+HWY_INLINE void ValueSums(const float* HWY_RESTRICT x, size_t segment, size_t segments,
+                          float* HWY_RESTRICT sums) {
+  const hn::FixedTag<float, 4> d4;
+  const hn::RebindToUnsigned<decltype(d4)> du4;
+  const auto load = [&](const float* from) HWY_ATTR {
+    const auto v = hn::LoadU(d4, from);
+    if constexpr (kRounds) {
+      return hn::BitCast(d4, RoundedBits(du4, hn::BitCast(du4, v)));
+    } else {
+      return v;
+    }
+  };
+  size_t s = 0;
+  for (; s + 4 <= segments; s += 4) {
+    const float* from = x + s * segment;
+    auto sum = hn::Zero(d4);
+    for (size_t k = 0; k < segment; k += 4, from += 4) {
+      const auto a = load(from);
+      const auto b = load(from + segment);
+      const auto c = load(from + 2 * segment);
+      const auto d = load(from + 3 * segment);
+      // Columns of the 4 x 4 block.
+      const auto ac_low = hn::InterleaveLower(d4, a, c);
+      const auto bd_low = hn::InterleaveLower(d4, b, d);
+      const auto ac_high = hn::InterleaveUpper(d4, a, c);
+      const auto bd_high = hn::InterleaveUpper(d4, b, d);
+      sum = hn::Add(sum, hn::InterleaveLower(d4, ac_low, bd_low));
+      sum = hn::Add(sum, hn::InterleaveUpper(d4, ac_low, bd_low));
+      sum = hn::Add(sum, hn::InterleaveLower(d4, ac_high, bd_high));
+      sum = hn::Add(sum, hn::InterleaveUpper(d4, ac_high, bd_high));
+    }
+    hn::StoreU(sum, d4, sums + s);
+  }
+  for (; s < segments; ++s) {
+    float sum = 0;
+    for (size_t k = s * segment; k < (s + 1) * segment; ++k)
+      sum += kRounds ? ToFloat(ToBF16(x[k])) : x[k];
+    sums[s] = sum;
+  }
+}
+void SumsOfF32(const float* x, size_t segment, size_t segments, float* sums) {
+  ValueSums<false>(x, segment, segments, sums);
+}
+void SumsOfBF16(const float* x, size_t segment, size_t segments, float* sums) {
+  ValueSums<true>(x, segment, segments, sums);
+}
+
+// The bits of the largest magnitude of a group. NaN has more of them than infinity, infinity more
+// than all else.
+HWY_INLINE int32_t MostBits(const float* HWY_RESTRICT x) {
   const DF df;
+  const DI di;
+  auto most = hn::Zero(di);
+  for (size_t i = 0; i < kFastGroup; i += hn::Lanes(df))
+    most = hn::Max(most, hn::BitCast(di, hn::Abs(hn::LoadU(df, x + i))));
+  return hn::ReduceMax(di, most);
+}
+
+// Codes of groups of kFastGroup values, and their scales, each `copies` times. As many groups at a
+// time as a vector has lanes for their divisions.
+void FastGroups(const float* HWY_RESTRICT x, size_t groups, size_t copies,
+                int8_t* HWY_RESTRICT codes, float* HWY_RESTRICT scales) {
+  const DF df;
+  const DI di;
   const hn::Rebind<int8_t, DF> d8;
   const size_t lanes = hn::Lanes(df);
-  VF most = hn::Zero(df);
-  VF invalid = hn::Zero(df);  // NaN once an element is NaN or infinite
-  for (size_t i = 0; i < kFastGroup; i += lanes) {
-    const VF v = hn::LoadU(df, x + i);
-    most = hn::Max(most, hn::Abs(v));
-    invalid = hn::MulAdd(v, hn::Zero(df), invalid);
+  const VF largest_code = hn::Set(df, 127.0f);
+  const auto infinity = hn::Set(di, 0x7f800000);
+  HWY_ALIGN int32_t most[HWY_MAX_LANES_D(DI)] = {};
+  HWY_ALIGN float scale[HWY_MAX_LANES_D(DF)];
+  HWY_ALIGN float factor[HWY_MAX_LANES_D(DF)];
+  for (size_t first = 0; first < groups; first += lanes) {
+    const size_t count = HWY_MIN(lanes, groups - first);
+    for (size_t g = 0; g < count; ++g) most[g] = MostBits(x + (first + g) * kFastGroup);
+    const auto bits = hn::Load(di, most);
+    const VF amax = hn::BitCast(df, bits);
+    const auto is_number = hn::RebindMask(df, hn::Lt(bits, infinity));
+    const VF s = hn::Div(amax, largest_code);
+    hn::Store(hn::IfThenElse(is_number, s, hn::BitCast(df, hn::Set(di, 0x7fc00000))), df, scale);
+    // The inverse of the smallest amax overflows; its codes are 0 and so is what they stand for.
+    const VF inverse = hn::Div(largest_code, amax);
+    const auto is_finite = hn::RebindMask(df, hn::Lt(hn::BitCast(di, inverse), infinity));
+    const auto is_usable = hn::And(is_finite, hn::Gt(s, hn::Zero(df)));
+    hn::Store(hn::IfThenElseZero(is_usable, inverse), df, factor);
+    for (size_t g = 0; g < count; ++g) {
+      std::fill_n(scales + (first + g) * copies, copies, scale[g]);
+      int8_t* out = codes + (first + g) * kFastGroup;
+      if (most[g] >= 0x7f800000) {
+        std::memset(out, 0, kFastGroup);
+        continue;
+      }
+      const float* from = x + (first + g) * kFastGroup;
+      const VF f = hn::Set(df, factor[g]);
+      for (size_t i = 0; i < kFastGroup; i += lanes) {
+        const auto rounded = hn::NearestInt(hn::Mul(hn::LoadU(df, from + i), f));
+        hn::StoreU(hn::DemoteTo(d8, rounded), d8, out + i);
+      }
+    }
   }
-  if (!(hn::ReduceSum(df, invalid) == 0.0f)) {
-    std::memset(codes, 0, kFastGroup);
-    return std::numeric_limits<float>::quiet_NaN();
-  }
-  const float amax = hn::ReduceMax(df, most);
-  const float scale = amax / 127.0f;
-  const float inverse = scale > 0.0f ? 127.0f / amax : 0.0f;
-  // The inverse of the smallest amax overflows; its codes are 0 and so is what they stand for.
-  const VF factor = hn::Set(df, std::isfinite(inverse) ? inverse : 0.0f);
-  for (size_t i = 0; i < kFastGroup; i += lanes) {
-    const auto rounded = hn::NearestInt(hn::Mul(hn::LoadU(df, x + i), factor));
-    hn::StoreU(hn::DemoteTo(d8, rounded), d8, codes + i);
-  }
-  return scale;
 }
 
 // starts[s] = -bias * sum of the codes of segment s.
@@ -91,12 +201,38 @@ namespace {
 
 HWY_EXPORT(HasPairs);
 HWY_EXPORT(PairWords);
-HWY_EXPORT(FastGroup);
+HWY_EXPORT(SumsOfF32);
+HWY_EXPORT(SumsOfBF16);
+HWY_EXPORT(FastGroups);
 HWY_EXPORT(Starts);
 
 size_t ToLines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 float* Floats(std::byte* at) { return reinterpret_cast<float*>(at); }
+
+constexpr size_t kSumsAtOnce = 64;
+
+// The sums of groups from those of their segments: sums_of(first, count, sums) writes the latter.
+template <class SumsOf>
+void SumGroups(const PanelRowLayout& layout, std::byte* out, const SumsOf& sums_of) {
+  const size_t per_group = layout.segments / layout.groups;
+  const float* scales = Floats(out + layout.scales_at);
+  float* totals = Floats(out + layout.sums_at);
+  float sums[kSumsAtOnce];
+  float total = 0;
+  size_t in_group = 0;
+  for (size_t first = 0; first < layout.segments; first += kSumsAtOnce) {
+    const size_t count = std::min(kSumsAtOnce, layout.segments - first);
+    sums_of(first, count, sums);
+    for (size_t s = 0; s < count; ++s) {
+      total += layout.has_scales ? sums[s] * scales[first + s] : sums[s];
+      if (++in_group < per_group) continue;
+      *totals++ = total;
+      total = 0;
+      in_group = 0;
+    }
+  }
+}
 
 // kInt8: what is left when the codes are there.
 void FinishInt8(const PanelRowLayout& layout, std::byte* out) {
@@ -106,17 +242,12 @@ void FinishInt8(const PanelRowLayout& layout, std::byte* out) {
     HWY_DYNAMIC_DISPATCH(Starts)(codes, layout.segment, layout.segments, layout.bias, starts);
   }
   if (!layout.has_sums) return;
-  const size_t per_group = layout.segments / layout.groups;
-  const float* scales = Floats(out + layout.scales_at);
-  for (size_t g = 0; g < layout.groups; ++g) {
-    float sum = 0;
-    for (size_t s = g * per_group; s < (g + 1) * per_group; ++s) {
-      int32_t part = 0;
-      HWY_DYNAMIC_DISPATCH(Starts)(codes + s * layout.segment, layout.segment, 1, -1, &part);
-      sum += layout.has_scales ? static_cast<float>(part) * scales[s] : static_cast<float>(part);
-    }
-    Floats(out + layout.sums_at)[g] = sum;
-  }
+  SumGroups(layout, out, [&](size_t first, size_t count, float* sums) {
+    int32_t parts[kSumsAtOnce];
+    HWY_DYNAMIC_DISPATCH(Starts)
+    (codes + first * layout.segment, layout.segment, count, -1, parts);
+    for (size_t s = 0; s < count; ++s) sums[s] = static_cast<float>(parts[s]);
+  });
 }
 
 // The words of values, zeros behind them.
@@ -138,20 +269,18 @@ void PackWords(const PanelRowLayout& layout, const float* x, std::byte* out) {
 }
 
 // Sums of the values that the products see.
-void SumGroups(const PanelRowLayout& layout, const float* x, std::byte* out) {
-  const bool rounds = layout.path == PanelPath::kBF16;
-  const size_t per_group = layout.segments / layout.groups;
-  for (size_t g = 0; g < layout.groups; ++g) {
-    float total = 0;
-    for (size_t s = g * per_group; s < (g + 1) * per_group; ++s) {
-      float sum = 0;
-      const size_t end = std::min(layout.cols, (s + 1) * layout.segment);
-      for (size_t k = s * layout.segment; k < end; ++k)
-        sum += rounds ? ToFloat(ToBF16(x[k])) : x[k];
-      total += layout.has_scales ? sum * Floats(out + layout.scales_at)[s] : sum;
-    }
-    Floats(out + layout.sums_at)[g] = total;
-  }
+void SumValues(const PanelRowLayout& layout, const float* x, std::byte* out) {
+  const auto sums_of = layout.path == PanelPath::kBF16 ? HWY_DYNAMIC_POINTER(SumsOfBF16)
+                                                       : HWY_DYNAMIC_POINTER(SumsOfF32);
+  const size_t whole = layout.cols / layout.segment;  // the row may end inside a segment
+  SumGroups(layout, out, [&](size_t first, size_t count, float* sums) {
+    const size_t inside = std::clamp(whole, first, first + count) - first;
+    sums_of(x + first * layout.segment, layout.segment, inside, sums);
+    std::fill(sums + inside, sums + count, 0.0f);
+    if (inside == count || first + inside > whole) return;
+    const size_t rest = (first + inside) * layout.segment;
+    if (rest < layout.cols) sums_of(x + rest, layout.cols - rest, 1, sums + inside);
+  });
 }
 
 }  // namespace
@@ -208,7 +337,7 @@ PanelRowLayout RowLayoutOf(const PanelFormat& format, size_t cols, PanelPath pat
 
 void PackFloatRow(const PanelRowLayout& layout, const float* x, std::byte* out) noexcept {
   PackWords(layout, x, out);
-  if (layout.has_sums) SumGroups(layout, x, out);
+  if (layout.has_sums) SumValues(layout, x, out);
 }
 
 void PackScaledRow(const PanelRowLayout& layout, const float* codes, const float* scales,
@@ -218,7 +347,7 @@ void PackScaledRow(const PanelRowLayout& layout, const float* codes, const float
     const size_t first = s * layout.segment;
     Floats(out + layout.scales_at)[s] = first < layout.cols ? scales[first / act_group] : 0.0f;
   }
-  if (layout.has_sums) SumGroups(layout, codes, out);
+  if (layout.has_sums) SumValues(layout, codes, out);
 }
 
 void PackInt8Row(const PanelRowLayout& layout, const int8_t* codes, std::byte* out) noexcept {
@@ -231,14 +360,19 @@ void PackInt8Row(const PanelRowLayout& layout, const int8_t* codes, std::byte* o
 void PackFastRow(const PanelRowLayout& layout, const float* x, std::byte* out) noexcept {
   auto* codes = reinterpret_cast<int8_t*>(out);
   float* scales = Floats(out + layout.scales_at);
-  const size_t per_group = kFastGroup / layout.segment;  // segments that share a scale
-  for (size_t k = 0; k < layout.padded_cols; k += kFastGroup) {
-    float group[kFastGroup] = {};
-    const bool is_whole = k + kFastGroup <= layout.cols;
-    if (!is_whole && k < layout.cols) std::copy_n(x + k, layout.cols - k, group);
-    const float* values = is_whole ? x + k : group;
-    const float scale = HWY_DYNAMIC_DISPATCH(FastGroup)(values, codes + k);
-    for (size_t s = 0; s < per_group; ++s) scales[k / layout.segment + s] = scale;
+  const size_t copies = kFastGroup / layout.segment;  // segments that share a scale
+  const size_t groups = layout.padded_cols / kFastGroup;
+  const size_t whole = layout.cols / kFastGroup;
+  HWY_DYNAMIC_DISPATCH(FastGroups)(x, whole, copies, codes, scales);
+  if (whole < groups) {
+    const size_t done = whole * kFastGroup;
+    std::memset(codes + done, 0, layout.padded_cols - done);
+    std::fill(scales + whole * copies, scales + groups * copies, 0.0f);
+    if (done < layout.cols) {
+      float last[kFastGroup] = {};
+      std::copy_n(x + done, layout.cols - done, last);
+      HWY_DYNAMIC_DISPATCH(FastGroups)(last, 1, copies, codes + done, scales + whole * copies);
+    }
   }
   FinishInt8(layout, out);
 }
