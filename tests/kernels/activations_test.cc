@@ -25,7 +25,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kMax = std::numeric_limits<float>::max();
 
 // Around the lanes of every target (4, 8 and 16).
-const std::vector<size_t> kSizes = {0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 1000};
+const std::vector<size_t> kSizes = {0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 192, 1000, 2880};
 
 // No limits, those of models, and ones that random values often reach.
 const std::vector<ActivationParams> kParams = {

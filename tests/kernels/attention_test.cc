@@ -385,7 +385,7 @@ TEST(Attention, BadKeysShowAsNan) {
 TEST(KvCodes, FollowTheirDefinition) {
   testing::ForEachTarget([] {
     auto random = testing::MakeRandom(18);
-    for (size_t n : {1u, 2u, 15u, 16u, 24u, 80u, 128u, 513u}) {
+    for (size_t n : {1u, 2u, 15u, 16u, 24u, 80u, 128u, 192u, 513u}) {
       for (float size : {1e-30f, 1e-3f, 1.0f, 7e4f, 1e37f}) {
         std::vector<float> row = testing::RandomFloats(random, n, size);
         row[n / 2] = 0.0f;

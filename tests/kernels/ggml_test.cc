@@ -86,7 +86,7 @@ TEST(GgmlRow, EveryTargetAgrees) {
   testing::ForEachTarget([] {
     auto random = testing::MakeRandom(71);
     for (DType dtype : BlockTypes()) {
-      for (size_t blocks : {0u, 1u, 2u, 3u, 5u, 7u}) {
+      for (size_t blocks : {0u, 1u, 2u, 3u, 5u, 6u, 7u, 28u, 90u}) {  // 32 * 90 = 2880
         const size_t n = blocks * DTypeBlock(dtype);
         GuardedBuffer<uint8_t> q(BytesOf(dtype, n));
         for (uint8_t& byte : q.span()) byte = static_cast<uint8_t>(random());

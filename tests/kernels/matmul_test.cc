@@ -57,6 +57,9 @@ std::vector<Problem> Problems() {
   problems.push_back({64, 20, 2048});
   problems.push_back({150, 9, 2048});  // more rows than stay in L2
   problems.push_back({5, 6, 2880});
+  problems.push_back({1, 1, 2880});
+  problems.push_back({7, 192, 896});
+  problems.push_back({3, 1, 192});
   return problems;
 }
 

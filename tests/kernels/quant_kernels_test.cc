@@ -2,6 +2,7 @@
 // set.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -21,7 +22,8 @@ using testing::GuardedBuffer;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 const float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr size_t kSizes[] = {0, 1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 200, 515};
+constexpr size_t kSizes[] = {0,  1,  2,  3,  4,   7,   8,   15,  16,  17,  31,
+                             33, 63, 64, 65, 127, 192, 200, 515, 896, 2880};
 
 // Values of every magnitude, special ones, and each middle between two codes with its neighbours.
 std::vector<float> HardValues() {
@@ -114,6 +116,30 @@ TEST(EncodeInt8, RoundsToEvenAndClamps) {
   });
 }
 
+// The vectors of a row and its tail: the codes of a row's beginning are those of the whole row.
+TEST(Encoders, RowsOfEverySize) {
+  testing::ForEachTarget([] {
+    auto random = testing::MakeRandom(36);
+    const std::vector<float> x = testing::RandomFloats(random, 2880, 20.0f);
+    for (size_t n : kSizes) {
+      const GuardedBuffer<float> row(
+          std::vector<float>(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(n)));
+      GuardedBuffer<int8_t> int8(n);
+      GuardedBuffer<uint8_t> e4m3(n);
+      GuardedBuffer<uint8_t> e2m1((n + 1) / 2);
+      EncodeInt8(row.data(), n, {.factor = 3.0f}, int8.data());
+      EncodeE4M3Row(row.data(), n, 0.25f, e4m3.data());
+      EncodeE2M1Row(row.data(), n, 8.0f, MxRounding::kHalfToEven, e2m1.data());
+      for (size_t i = 0; i < n; ++i) {
+        ASSERT_EQ(int8[i], std::clamp(std::nearbyint(x[i] * 3.0f), -128.0f, 127.0f)) << n;
+        ASSERT_EQ(e4m3[i], EncodeE4M3(x[i] / 0.25f)) << n;
+        const int code = i % 2 == 0 ? e2m1[i / 2] & 15 : e2m1[i / 2] >> 4;
+        ASSERT_EQ(code, EncodeE2M1(x[i] / 8.0f, MxRounding::kHalfToEven)) << n;
+      }
+    }
+  });
+}
+
 // Random bytes of n codes in a guarded buffer.
 GuardedBuffer<uint8_t>& RandomBytes(std::mt19937_64& random, GuardedBuffer<uint8_t>& bytes) {
   for (uint8_t& byte : bytes.span()) byte = static_cast<uint8_t>(random());
@@ -154,6 +180,31 @@ TEST(DecodeRow, EqualsTheScalarDecoder) {
               }
             }
           }
+        }
+      }
+    }
+  });
+}
+
+TEST(DecodeRow, SizesOfModels) {
+  testing::ForEachTarget([] {
+    auto random = testing::MakeRandom(37);
+    for (DType dtype :
+         {DType::kI8, DType::kU8, DType::kI4, DType::kU4, DType::kF8E4M3, DType::kF4E2M1}) {
+      for (size_t n : {192u, 896u, 2880u}) {
+        GuardedBuffer<uint8_t> q(BytesOf(dtype, n));
+        GuardedBuffer<uint8_t> zero((n + 127) / 128);
+        const GuardedBuffer<float> scale(testing::RandomFloats(random, (n + 127) / 128));
+        RandomBytes(random, q);
+        RandomBytes(random, zero);
+        const CodeRow row{dtype, q.data(), n, DType::kF32, scale.data(), zero.data(), 128};
+        GuardedBuffer<float> out(n);
+        std::vector<float> expected(n);
+        DecodeRow(row, out.data());
+        DecodeRowReference(row, expected.data());
+        for (size_t i = 0; i < n; ++i) {
+          ASSERT_TRUE(out[i] == expected[i] || (std::isnan(out[i]) && std::isnan(expected[i])))
+              << DTypeName(dtype) << " n " << n << " i " << i;
         }
       }
     }
@@ -245,6 +296,9 @@ TEST(MatmulI8I8, IsExact) {
           CheckProduct({m, n, k}, any);
       }
     }
+    CheckProduct({5, 192, 896}, any);
+    CheckProduct({3, 1, 2880}, any);
+    CheckProduct({2, 7, 192}, any);
     CheckProduct({400, 9, 1024}, any);  // more rows than stay in L2
   });
 }

@@ -20,8 +20,8 @@ namespace {
 
 using testing::GuardedBuffer;
 
-const std::vector<size_t> kSizes = {0,  1,  3,   7,   8,   15,  16,   17,  31,
-                                    64, 65, 100, 127, 128, 256, 1000, 2048};
+const std::vector<size_t> kSizes = {0,  1,   3,   7,   8,   15,  16,  17,   31,   64,
+                                    65, 100, 127, 128, 192, 256, 896, 1000, 2048, 2880};
 
 TEST(RmsNorm, MatchesTheReference) {
   testing::ForEachTarget([] {
@@ -47,7 +47,7 @@ TEST(RmsNorm, MatchesTheReference) {
 TEST(Rope, RotatesPairs) {
   testing::ForEachTarget([] {
     auto random = testing::MakeRandom(22);
-    for (size_t half : {1u, 4u, 8u, 12u, 16u, 32u, 50u, 64u}) {
+    for (size_t half : {1u, 3u, 4u, 8u, 12u, 16u, 17u, 32u, 50u, 64u, 96u}) {
       const std::vector<float> before = testing::RandomFloats(random, 2 * half);
       std::vector<float> cos(half);
       std::vector<float> sin(half);
@@ -120,6 +120,27 @@ TEST(Convert, NarrowingRoundsToNearestEven) {
   });
 }
 
+// The vectors of a row and its tail, in both directions; numbers that both types hold.
+TEST(Convert, RowsOfEverySize) {
+  testing::ForEachTarget([] {
+    auto random = testing::MakeRandom(27);
+    for (size_t n : kSizes) {
+      GuardedBuffer<float> x(testing::RandomFloats(random, n));
+      for (float& value : x.span()) value = ToFloat(ToBF16(value));
+      for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+        GuardedBuffer<std::byte> narrow(n * DTypeBytes(dtype));
+        GuardedBuffer<float> back(n);
+        ConvertFromF32(x.data(), n, dtype, narrow.data());
+        ConvertToF32(narrow.data(), dtype, n, back.data());
+        for (size_t i = 0; i < n; ++i) {
+          const float expected = dtype == DType::kF16 ? ToFloat(ToF16(x[i])) : x[i];
+          ASSERT_EQ(back[i], expected) << DTypeName(dtype) << " " << i << " of " << n;
+        }
+      }
+    }
+  });
+}
+
 TEST(Elementwise, AddScaleAndClamp) {
   testing::ForEachTarget([] {
     auto random = testing::MakeRandom(25);
@@ -130,11 +151,14 @@ TEST(Elementwise, AddScaleAndClamp) {
       AddTo(x.data(), n, sum.data());
       GuardedBuffer<float> scaled(before);
       ScaleAddTo(x.data(), 0.25f, n, scaled.data());
+      GuardedBuffer<float> times(before);
+      Scale(times.data(), 0.3f, n);
       GuardedBuffer<float> clamped(before);
       Clamp(clamped.data(), 0.5f, n);
       for (size_t i = 0; i < n; ++i) {
         ASSERT_EQ(sum[i], before[i] + x[i]);
         ASSERT_NEAR(scaled[i], before[i] + 0.25f * x[i], 1e-6);
+        ASSERT_EQ(times[i], before[i] * 0.3f);
         ASSERT_EQ(clamped[i], std::min(0.5f, std::max(-0.5f, before[i])));
       }
     }

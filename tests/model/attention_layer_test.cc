@@ -11,6 +11,7 @@
 #include "model/attention.h"
 #include "switchyard/core/memory.h"
 #include "testing/random.h"
+#include "testing/targets.h"
 
 namespace switchyard {
 namespace {
@@ -134,6 +135,21 @@ TEST(AttentionLayer, BitsDoNotDependOnChunksOrThreads) {
     for (size_t num_threads : {1u, 2u, 7u})
       EXPECT_TRUE(layer.Run(begin, kTokens, 1, num_threads) == last) << num_threads << " threads";
   }
+}
+
+// The spans of an answer, and the chunks of a prompt, on every instruction set.
+TEST(AttentionLayer, ThreadsDoNotChangeBitsOnAnyTarget) {
+  testing::ForEachTarget([] {
+    for (const Case& options : kCases) {
+      Layer layer(options);
+      const size_t begin = kTokens - 3;
+      const std::vector<float> expected = layer.Run(begin, kTokens, 3, 1);
+      for (size_t num_threads : {1u, 2u, 3u}) {
+        EXPECT_TRUE(layer.Run(begin, kTokens, 1, num_threads) == expected)
+            << DTypeName(options.kv_dtype) << ", " << num_threads << " threads";
+      }
+    }
+  });
 }
 
 TEST(AttentionLayer, MatchesTheReference) {

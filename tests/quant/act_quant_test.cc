@@ -20,7 +20,7 @@ using testing::RowElement;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 const float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr size_t kCols[] = {1, 31, 32, 33, 128, 130, 257};
+constexpr size_t kCols[] = {1, 31, 32, 33, 128, 130, 192, 257, 896, 2880};
 
 class ActQuantTest : public ::testing::Test {
  protected:
@@ -231,6 +231,38 @@ TEST_F(ActQuantTest, RowsAreIndependent) {
       for (size_t k = 0; k < cols; ++k) EXPECT_EQ(RowElement(slice, 0, k), RowElement(all, i, k));
     }
   }
+}
+
+// Rows are spread over the threads, and the scale over all of them is found in parts.
+TEST_F(ActQuantTest, BitsDoNotDependOnThreads) {
+  testing::ForEachTarget([&] {
+    for (size_t cols : {1u, 33u, 192u}) {
+      const std::vector<float> x = RandomRows(50, cols);  // four tasks
+      for (const ActQuant& how : AllActQuants()) {
+        SCOPED_TRACE(std::string(ActQuantKindName(how.kind)) + " " + std::to_string(cols));
+        const auto run = [&](size_t num_threads) {
+          ThreadPool pool(num_threads);
+          Arena arena;
+          ExecContext context{pool, arena};
+          const QuantRows rows = QuantizeRows(context, ConstRows(x.data(), 50, cols), how);
+          std::vector<std::byte> bytes;
+          for (size_t i = 0; i < rows.rows; ++i) {
+            bytes.insert(bytes.end(), rows.Row(i), rows.Row(i) + BytesOf(rows.dtype, cols));
+            if (!rows.has_scale()) continue;
+            bytes.insert(bytes.end(), rows.ScaleRow(i), rows.ScaleRow(i) + rows.ScaleRowBytes());
+          }
+          std::vector<float> back(x.size());
+          DequantizeRows(context, rows, Rows(back.data(), 50, cols));
+          const auto values = std::as_bytes(std::span(back));
+          bytes.insert(bytes.end(), values.begin(), values.end());
+          return bytes;
+        };
+        const std::vector<std::byte> expected = run(1);
+        for (size_t num_threads : {2u, 3u})
+          EXPECT_TRUE(run(num_threads) == expected) << num_threads << " threads";
+      }
+    }
+  });
 }
 
 TEST_F(ActQuantTest, NoRowsAndNoColumns) {

@@ -117,6 +117,28 @@ TEST_F(ExpertMatmulTest, EveryPairAgreesWithF64) {
   });
 }
 
+// One output, and rows as long as those of models.
+TEST_F(ExpertMatmulTest, SizesOfModels) {
+  testing::ForEachTarget([&] {
+    for (size_t cols : {192u, 896u, 2880u}) {
+      const std::vector<float> x = testing::RandomFloats(random_, 2 * cols);
+      for (const auto& [name, bank] : Banks(1, cols, random_)) {
+        const ExpertMatrices w = bank.View();
+        for (ActQuantKind kind :
+             {ActQuantKind::kNone, ActQuantKind::kInt8Token, ActQuantKind::kFp8Group}) {
+          SCOPED_TRACE(name + " x " + std::string(ActQuantKindName(kind)) + " K " +
+                       std::to_string(cols));
+          ArenaScope scope(arena_);
+          const QuantRows codes =
+              QuantizeRows(context_, ConstRows(x.data(), 2, cols), {.kind = kind});
+          const ActRows rows = PrepareExpertRows(context_, codes, {}, w.format, DType::kF32);
+          EXPECT_LE(RelativeL2(Multiply(rows, w, 1, 0, 1), Oracle(codes, w, 1)), 1e-5);
+        }
+      }
+    }
+  });
+}
+
 TEST_F(ExpertMatmulTest, IntegersMultiplyIntegers) {
   const std::vector<float> x = testing::RandomFloats(random_, 3 * 64);
   const QuantRows plain = QuantRows::Plain(ConstRows(x.data(), 3, 64));
@@ -239,6 +261,38 @@ TEST_F(ExpertMatmulTest, ElementsAreWhatTheProductDecodes) {
         ASSERT_EQ(row[k], static_cast<float>(MatrixElement(w, 1, n, k))) << name;
     }
   }
+}
+
+// Linear layers of every format, one matrix of a single row among them: work is shared out by
+// outputs, whatever the threads.
+TEST_F(ExpertMatmulTest, LinearLayersHaveTheSameBitsForAnyThreads) {
+  testing::ForEachTarget([&] {
+    const size_t cols = 192;
+    const std::vector<float> x = testing::RandomFloats(random_, 5 * cols);
+    for (size_t rows : {1u, 133u}) {
+      for (const auto& [name, bank] : Banks(rows, cols, random_)) {
+        for (ActQuantKind kind :
+             {ActQuantKind::kNone, ActQuantKind::kInt8Token, ActQuantKind::kMxFp4}) {
+          SCOPED_TRACE(name + " x " + std::string(ActQuantKindName(kind)) + " N " +
+                       std::to_string(rows));
+          WeightMatrix weight = bank.matrix(0).View();
+          weight.act.kind = kind;
+          const auto run = [&, rows = rows](size_t num_threads) {
+            ThreadPool pool(num_threads);
+            Arena arena;
+            ExecContext context{pool, arena};
+            std::vector<float> out(5 * rows);
+            const LinearJob job{weight, nullptr, Rows(out.data(), 5, rows)};
+            RunLinears(context, ConstRows(x.data(), 5, cols), {&job, 1});
+            return out;
+          };
+          const std::vector<float> expected = run(1);
+          for (size_t num_threads : {2u, 3u})
+            EXPECT_TRUE(run(num_threads) == expected) << num_threads << " threads";
+        }
+      }
+    }
+  });
 }
 
 // Linear layers of fp8 blocks sum codes group by group: within the rounding of a few f32 additions
