@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/attention/attention.h"
-#include "kernels/limits/limits.h"
+#include "limits_counters.h"
 #include "model/attention.h"
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/memory.h"
@@ -23,15 +23,7 @@ constexpr Heads kOlmoe{16, 16};
 constexpr Heads kQwen3{32, 4};
 constexpr size_t kDim = 128;
 
-ThreadPool& Pool() {
-  static ThreadPool pool(AvailableCpus());
-  return pool;
-}
-
-const kernels::MachineLimits& Limits() {
-  static const kernels::MachineLimits limits = kernels::MeasureLimits(Pool());
-  return limits;
-}
+size_t Threads() { return AvailableCpus(); }
 
 ModelConfig ConfigOf(const Heads& heads, size_t num_layers) {
   ModelConfig config;
@@ -128,7 +120,7 @@ class Sequence {
 
   std::mt19937 random_{1};
   Arena arena_;
-  ExecContext context_{Pool(), arena_};
+  ExecContext context_{bench::Pool(Threads()), arena_};
   ModelConfig config_;
   DType act_dtype_;
   KvBlockLayout layout_;
@@ -143,14 +135,6 @@ class Sequence {
   SequenceChunk chunk_;
   std::vector<float> q_, out_, first_keys_, first_values_;
 };
-
-void Report(benchmark::State& state, const char* name, double amount, double limit) {
-  const double all = amount * static_cast<double>(state.iterations()) / 1e9;
-  state.counters[name] = benchmark::Counter(all, benchmark::Counter::kIsRate);
-  if (limit > 0)
-    state.counters["% of limit"] =
-        benchmark::Counter(100 * all / limit, benchmark::Counter::kIsRate);
-}
 
 void RunAll(benchmark::State& state, Sequence& sequence) {
   if (!sequence.IsRight()) {
@@ -168,8 +152,9 @@ void RunAll(benchmark::State& state, Sequence& sequence) {
 void Prefill(benchmark::State& state, const Heads& heads, DType kv_dtype, DType act_dtype) {
   Sequence sequence(heads, kv_dtype, act_dtype, static_cast<size_t>(state.range(0)), 512, 1);
   RunAll(state, sequence);
-  const bool pairs = act_dtype == DType::kBF16 && Limits().bf16_gops > 0;
-  Report(state, "Gop/s", sequence.Operations(), pairs ? Limits().bf16_gops : Limits().f32_gops);
+  const kernels::MachineLimits& limits = bench::Limits(Threads());
+  const bool pairs = act_dtype == DType::kBF16 && limits.bf16_gops > 0;
+  bench::ReportOps(state, sequence.Operations(), pairs ? limits.bf16_gops : limits.f32_gops);
 }
 
 // One token after as many keys as the argument says, in turn in more layers than caches hold.
@@ -180,7 +165,7 @@ void Decode(benchmark::State& state, const Heads& heads, DType kv_dtype, DType a
       keys / kKvBlockSize * KvBlockLayout(ConfigOf(heads, 1), kv_dtype).bytes();
   Sequence sequence(heads, kv_dtype, act_dtype, keys, 1, kBytes / layer_bytes);
   RunAll(state, sequence);
-  Report(state, "GB/s", static_cast<double>(layer_bytes), Limits().read_gbps);
+  bench::ReportBytes(state, static_cast<double>(layer_bytes), Threads());
 }
 
 #define ATTENTION_BENCH(model, heads, kv, act)                                             \

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/convert/convert.h"
+#include "limits_counters.h"
 #include "moe/runners/aiter/epilogue.h"
 #include "moe/runners/aiter/sorted_slots.h"
 #include "switchyard/core/cpu.h"
@@ -104,8 +105,8 @@ void PrefillLayer(benchmark::State& state) {
     benchmark::DoNotOptimize(bench.Run(topk).data);
   }
   const double flops = 6.0 * 4096 * 8 * 2048 * static_cast<double>(state.range(0));
-  state.counters["GFLOP/s"] = benchmark::Counter(
-      flops * static_cast<double>(state.iterations()) * 1e-9, benchmark::Counter::kIsRate);
+  const kernels::MachineLimits& limits = bench::Limits(AvailableCpus());
+  bench::ReportOps(state, flops, limits.bf16_gops > 0 ? limits.bf16_gops : limits.f32_gops);
 }
 BENCHMARK(PrefillLayer)->Arg(768)->Unit(benchmark::kMillisecond)->UseRealTime();
 
@@ -118,6 +119,8 @@ void PrefillOverhead(benchmark::State& state) {
     const TopKOutput topk = bench.Route();
     benchmark::DoNotOptimize(bench.SortAndSum(topk, rows).data);
   }
+  // Logits, rows and sums; the sums take most of the time, as the rows come from memory.
+  bench::ReportBytes(state, 4.0 * 4096 * (128 + (8 + 1) * 2048), AvailableCpus());
 }
 BENCHMARK(PrefillOverhead)->Unit(benchmark::kMillisecond)->UseRealTime();
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/limits/limits.h"
 #include "kernels/panels/multiply.h"
+#include "limits_counters.h"
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/memory.h"
 #include "switchyard/core/thread_pool.h"
@@ -72,13 +72,6 @@ MappedMemory RandomPanels(size_t bytes) {
   for (size_t i = 0; i < bytes / sizeof(uint64_t); ++i)
     words[i] = (random() & 0x1b1b1b1b1b1b1b1bu) | 0x2020202020202020u;
   return memory;
-}
-
-const MachineLimits& Limits(ThreadPool& pool) {
-  static std::vector<MachineLimits> limits(kMaxThreads + 1);
-  MachineLimits& mine = limits[pool.num_threads()];
-  if (mine.read_gbps == 0) mine = MeasureLimits(pool);
-  return mine;
 }
 
 double PeakOf(const MachineLimits& limits, PanelPath path) {
@@ -141,17 +134,9 @@ void RunPanels(benchmark::State& state, const Row& row, PanelPath path, ThreadPo
     });
     benchmark::DoNotOptimize(out.data());
   }
-  const auto iterations = static_cast<double>(state.iterations());
-  const double bytes = iterations * static_cast<double>(w.size());
-  const double ops =
-      iterations * 2.0 * static_cast<double>(num_rows * panels * kPanelRows * kInputs);
-  const MachineLimits& limits = Limits(pool);
-  const auto rate = benchmark::Counter::kIsRate;
-  state.counters["GB/s"] = benchmark::Counter(bytes / 1e9, rate);
-  state.counters["Gop/s"] = benchmark::Counter(ops / 1e9, rate);
-  state.counters["%read"] = benchmark::Counter(bytes / 1e7 / limits.read_gbps, rate);
-  const double peak = PeakOf(limits, path);
-  if (peak > 0) state.counters["%peak"] = benchmark::Counter(ops / 1e7 / peak, rate);
+  bench::ReportBytes(state, static_cast<double>(w.size()), pool.num_threads());
+  bench::ReportOps(state, 2.0 * static_cast<double>(num_rows * panels * kPanelRows * kInputs),
+                   PeakOf(bench::Limits(pool.num_threads()), path));
 }
 
 void RegisterAll() {
@@ -159,13 +144,11 @@ void RegisterAll() {
     const char* name;
     PanelPath path;
   } kPaths[] = {{"int8", PanelPath::kInt8}, {"bf16", PanelPath::kBF16}, {"f32", PanelPath::kF32}};
-  static ThreadPool one(1);
-  static ThreadPool all(AvailableCpus());
   for (const Row& row : AllRows()) {
     const PanelFormat format = *FindPanelFormat(row.format, kInputs);
     for (const auto& path : kPaths) {
       if (!TakesPath(format, path.path)) continue;
-      for (ThreadPool* pool : {&one, &all}) {
+      for (ThreadPool* pool : {&bench::Pool(1), &bench::Pool(AvailableCpus())}) {
         const std::string name =
             fmt::format("{}/{}/threads:{}", row.name, path.name, pool->num_threads());
         benchmark::RegisterBenchmark(name.c_str(),
@@ -187,8 +170,5 @@ void RegisterAll() {
 }  // namespace switchyard::kernels
 
 int main(int argc, char** argv) {
-  switchyard::kernels::RegisterAll();
-  benchmark::Initialize(&argc, argv);
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  return switchyard::bench::RunTables(argc, argv, switchyard::kernels::RegisterAll);
 }

@@ -1,5 +1,5 @@
-// Speed of packing weights into panels on one thread, in bytes of the source. Matrices of 2048
-// inputs and 64 MB, so that both sides are in memory.
+// Speed of packing weights into panels on one thread. Matrices of 2048 inputs and 64 MB, so that
+// both sides are in memory. Bytes are those of the source: as many are written.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
@@ -10,6 +10,7 @@
 #include "kernels/decode/decode.h"
 #include "kernels/panels/pack.h"
 #include "kernels/panels/panel.h"
+#include "limits_counters.h"
 #include "switchyard/core/memory.h"
 
 namespace switchyard::kernels {
@@ -97,20 +98,20 @@ void RunPack(benchmark::State& state, const MatrixFormat& matrix_format) {
     pack();
     benchmark::ClobberMemory();
   }
-  state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(source.size()));
+  bench::ReportBytes(state, static_cast<double>(source.size()), 1);
+}
+
+void RegisterAll() {
+  for (const MatrixFormat& format : PackedFormats()) {
+    benchmark::RegisterBenchmark(NameOf(format).c_str(), [format](benchmark::State& state) {
+      RunPack(state, format);
+    })->Unit(benchmark::kMillisecond);
+  }
 }
 
 }  // namespace
 }  // namespace switchyard::kernels
 
 int main(int argc, char** argv) {
-  for (const auto& format : switchyard::kernels::PackedFormats()) {
-    benchmark::RegisterBenchmark(
-        switchyard::kernels::NameOf(format).c_str(),
-        [format](benchmark::State& state) { switchyard::kernels::RunPack(state, format); })
-        ->Unit(benchmark::kMillisecond);
-  }
-  benchmark::Initialize(&argc, argv);
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  return switchyard::bench::RunTables(argc, argv, switchyard::kernels::RegisterAll);
 }
