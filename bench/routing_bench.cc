@@ -150,7 +150,9 @@ bool Group(ExecContext& context, const TopKOutput& topk) {
 
 // The next token of one sequence. Bytes are those of the logits.
 void RunSampler(benchmark::State& state, const SamplingOptions& options) {
-  const std::vector<float> logits = RandomLogits(kVocabulary);
+  // Of a model that has some words in mind: 50 share nearly all of the probability.
+  std::vector<float> logits = RandomLogits(kVocabulary);
+  for (size_t i = 0; i < kVocabulary; i += kVocabulary / 50) logits[i] += 12.0f;
   std::vector<int32_t> history(1024);
   std::iota(history.begin(), history.end(), 0);
   Sampler sampler(options);
@@ -189,6 +191,7 @@ void RegisterAll() {
   const std::pair<const char*, SamplingOptions> samplers[] = {
       {"greedy", {}},
       {"top_k_40", {.temperature = 0.8, .top_k = 40}},
+      {"temperature", {.temperature = 0.8}},
       {"top_p", {.temperature = 0.8, .top_p = 0.95}},
       {"penalties", {.repeat_penalty = 1.1}}};
   for (const auto& [name, options] : samplers) {

@@ -87,35 +87,52 @@ int32_t Sampler::Sample(std::span<const float> logits, std::span<const int32_t> 
   return Draw();
 }
 
+// Candidates are sorted only as far as they are looked at: few of a vocabulary reach top_p, and a
+// draw rarely goes beyond the most likely ones.
 int32_t Sampler::Draw() {
   const auto more_likely = [](const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+  };
+  size_t sorted = 0;
+  const auto sort_first = [&](size_t count) {
+    while (sorted < count) {
+      const size_t end = std::min(candidates_.size(), std::max<size_t>(64, 4 * sorted));
+      const auto from = candidates_.begin() + static_cast<std::ptrdiff_t>(sorted);
+      const auto to = candidates_.begin() + static_cast<std::ptrdiff_t>(end);
+      if (to != candidates_.end()) std::nth_element(from, to, candidates_.end(), more_likely);
+      std::sort(from, to, more_likely);
+      sorted = end;
+    }
   };
   if (options_.top_k != 0 && options_.top_k < candidates_.size()) {
     const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(options_.top_k);
     std::partial_sort(candidates_.begin(), end, candidates_.end(), more_likely);
     candidates_.erase(end, candidates_.end());
-  } else {
-    std::sort(candidates_.begin(), candidates_.end(), more_likely);
+    sorted = candidates_.size();
   }
-  const double max = candidates_[0].logit;
-  weights_.clear();
-  double total = 0;
-  for (const Candidate& candidate : candidates_) {
-    weights_.push_back(std::isinf(max) ? (candidate.logit == max ? 1.0 : 0.0)
-                                       : std::exp((candidate.logit - max) / options_.temperature));
-    total += weights_.back();
-  }
-  // The most likely candidate always stays.
-  size_t keep = 0;
+  const double max = std::min_element(candidates_.begin(), candidates_.end(), more_likely)->logit;
+  const auto weight_of = [&](const Candidate& candidate) {
+    if (std::isinf(max)) return candidate.logit == max ? 1.0 : 0.0;
+    return std::exp((candidate.logit - max) / options_.temperature);
+  };
   double sum = 0;
-  while (keep < weights_.size() &&
-         (keep == 0 || (sum < options_.top_p * total && weights_[keep] >= options_.min_p))) {
-    sum += weights_[keep++];
+  for (const Candidate& candidate : candidates_) sum += weight_of(candidate);
+  size_t keep = candidates_.size();
+  if (options_.top_p < 1.0 || options_.min_p > 0.0) {
+    const double enough = options_.top_p * sum;
+    sum = 0;
+    // The most likely candidate always stays.
+    for (keep = 0; keep < candidates_.size(); ++keep) {
+      sort_first(keep + 1);
+      const double weight = weight_of(candidates_[keep]);
+      if (keep != 0 && !(sum < enough && weight >= options_.min_p)) break;
+      sum += weight;
+    }
   }
   double target = NextUniform() * sum;
-  for (size_t i = 0; i + 1 < keep; ++i) {
-    target -= weights_[i];
+  for (size_t i = 0; i < keep; ++i) {
+    sort_first(i + 1);
+    target -= weight_of(candidates_[i]);
     if (target < 0) return candidates_[i].id;
   }
   return candidates_[keep - 1].id;

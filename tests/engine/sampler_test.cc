@@ -2,11 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
+#include <random>
+#include <vector>
 
 #include "testing/errors.h"
+#include "testing/random.h"
 
 namespace switchyard {
 namespace {
@@ -53,6 +58,41 @@ TEST(Sampler, TopKTopPAndMinPDropTheUnlikely) {
   EXPECT_EQ(Draws({.temperature = 1, .top_p = 1e-9}, logits).size(), 1u)
       << "the most likely always stays";
   EXPECT_EQ(Draws({.temperature = 1, .min_p = 0.25}, logits).size(), 3u);
+}
+
+// A vocabulary of which few are looked at: the draws are those of a plain walk down the sorted
+// candidates.
+TEST(Sampler, DrawsAreThoseOfAFullSort) {
+  auto random = testing::MakeRandom(3);
+  std::vector<float> logits = testing::RandomFloats(random, 3000, 3.0f);
+  logits[2999] = logits[17];  // a tie
+  std::vector<size_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  for (const SamplingOptions& options :
+       {SamplingOptions{.temperature = 1}, SamplingOptions{.temperature = 2, .top_p = 0.99},
+        SamplingOptions{.temperature = 1, .top_p = 0.9, .min_p = 0.01},
+        SamplingOptions{.temperature = 50, .top_p = 0.999}}) {
+    std::vector<double> weights;
+    for (size_t id : order)
+      weights.push_back(
+          std::exp((double{logits[id]} - double{logits[order[0]]}) / options.temperature));
+    const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+    size_t keep = 0;
+    double sum = 0;
+    while (keep < order.size() &&
+           (keep == 0 || (sum < options.top_p * total - 1e-9 && weights[keep] >= options.min_p)))
+      sum += weights[keep++];
+    Sampler sampler(options);
+    std::mt19937_64 numbers(options.seed);
+    for (int draw = 0; draw < 200; ++draw) {
+      double target = static_cast<double>(numbers() >> 11) * 0x1p-53 * sum;
+      size_t i = 0;
+      while (i + 1 < keep && (target -= weights[i]) >= 0) ++i;
+      ASSERT_EQ(sampler.Sample(logits, {}), static_cast<int32_t>(order[i])) << draw;
+    }
+  }
 }
 
 TEST(Sampler, PenaltiesLowerWhatOccurred) {
