@@ -89,7 +89,7 @@ void RunPanels(benchmark::State& state, const Row& row, PanelPath path, ThreadPo
   const PanelLayout layout = LayoutOf(format, kInputs);
   const bool is_grouped = path == PanelPath::kInt8 && format.scales != PanelScales::kRow;
   const PanelRowLayout rows_layout =
-      RowLayoutOf(format, kInputs, path, is_grouped ? kFastGroup : 0);
+      RowLayoutOf(format, kInputs, path, is_grouped ? FastGroupOf(format) : 0);
   const size_t panels = kWeightBytes / layout.panel_bytes;
   const MappedMemory w = RandomPanels(panels * layout.panel_bytes);
   const MappedMemory a(num_rows * rows_layout.bytes, "a benchmark");

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -50,11 +51,16 @@ bool SpinUntil(bool may_spin, const Done& done) {
 //
 //   tickets_ = [ loop number : 32 | tasks left : 32 ]
 //
-// Taking a task is one compare-and-swap, which fails if the loop has changed; so a worker that
+// Taking tasks is one compare-and-swap, which fails if the loop has changed; so a worker that
 // wakes late can neither take a task of a finished loop nor hold up the next one, and the caller
 // waits for tasks to end, never for threads to wake.
+//
+// A thread takes a run of tasks in a row, a part of those that are left: long runs first, in which
+// it reads memory as one stream, and single tasks at the end, so that all threads end together
+// (guided self-scheduling: Polychronopoulos and Kuck, 1987).
 struct ThreadPool::Impl {
-  explicit Impl(size_t num_threads) : may_spin(num_threads <= AvailableCpus()) {
+  explicit Impl(size_t num_threads)
+      : num_threads(static_cast<uint32_t>(num_threads)), may_spin(num_threads <= AvailableCpus()) {
     try {
       for (size_t worker = 0; worker + 1 < num_threads; ++worker)
         threads.emplace_back([this, worker] { Work(worker); });
@@ -82,7 +88,7 @@ struct ThreadPool::Impl {
     loop.store(number, std::memory_order_release);
     loop.notify_all();  // no system call unless a worker sleeps
     const size_t self = threads.size();
-    while (TakeTask(self)) {
+    while (TakeTasks(self)) {
     }
     const auto all_done = [this] { return finished.load(std::memory_order_acquire) == count; };
     if (!SpinUntil(may_spin, all_done)) {
@@ -99,33 +105,42 @@ struct ThreadPool::Impl {
         loop.wait(seen);
       seen = loop.load(std::memory_order_acquire);
       if (stop.load()) return;
-      while (TakeTask(worker)) {
+      while (TakeTasks(worker)) {
       }
     }
   }
 
-  // Executes one task of the current loop; false if none is left.
-  bool TakeTask(size_t worker) {
+  // Executes some tasks of the current loop; false if none is left.
+  bool TakeTasks(size_t worker) {
     uint64_t ticket = tickets.load(std::memory_order_acquire);
+    uint32_t left, taken;
     do {
-      if (static_cast<uint32_t>(ticket) == 0) return false;
-    } while (!tickets.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel));
+      left = static_cast<uint32_t>(ticket);
+      if (left == 0) return false;
+      taken = std::max(left / (2 * num_threads), 1u);
+    } while (!tickets.compare_exchange_weak(ticket, ticket - taken, std::memory_order_acq_rel));
     // From here to the increment of `finished` the loop cannot end, so body and count are its own.
     const uint32_t total = count;
-    const uint32_t task = total - static_cast<uint32_t>(ticket);
+    const uint32_t first = total - left;
     t_inside_task = true;
     t_worker = worker;
+    for (uint32_t task = first; task < first + taken; ++task) RunTask(task, worker);
+    t_inside_task = false;
+    if (finished.fetch_add(taken, std::memory_order_acq_rel) + taken == total)
+      finished.notify_one();
+    return true;
+  }
+
+  void RunTask(uint32_t task, size_t worker) {
     try {
       (*body)(task, worker);
     } catch (...) {
       const std::lock_guard lock(error_mutex);
       if (!error) error = std::current_exception();
     }
-    t_inside_task = false;
-    if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == total) finished.notify_one();
-    return true;
   }
 
+  const uint32_t num_threads;
   const bool may_spin;
   std::vector<std::thread> threads;
   alignas(64) std::atomic<uint64_t> tickets{0};

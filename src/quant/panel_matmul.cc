@@ -45,7 +45,7 @@ RecordPlan PlanRecords(ActQuantKind kind, bool has_offset, size_t group,
   switch (kind) {
     case ActQuantKind::kNone:
       if (act_dtype == DType::kI8 && takes_int8)
-        return {PanelPath::kInt8, kernels::kFastGroup, From::kFast};
+        return {PanelPath::kInt8, FastGroupOf(panels), From::kFast};
       if (act_dtype != DType::kF32) return {Pairs(panels), 0, From::kValues};
       return {PanelPath::kF32, 0, From::kValues};
     case ActQuantKind::kInt8Token:

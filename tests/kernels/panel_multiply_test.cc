@@ -183,7 +183,7 @@ size_t SomeActGroup(const PanelFormat& format) {
 std::vector<Way> WaysOf(const PanelFormat& format) {
   std::vector<Way> ways;
   if (TakesPath(format, PanelPath::kInt8)) {
-    ways.push_back({PanelPath::kInt8, kFastGroup});
+    ways.push_back({PanelPath::kInt8, FastGroupOf(format)});
     ways.push_back({PanelPath::kInt8, 0});
   }
   for (PanelPath path : {PanelPath::kBF16, PanelPath::kF32}) {
@@ -609,8 +609,8 @@ std::deque<Weights> FewWeights(size_t cols, std::mt19937_64& random) {
 // Those that take values as they come.
 std::vector<Way> WaysOfValues(const PanelFormat& format) {
   std::vector<Way> ways = WaysOf(format);
-  std::erase_if(ways, [](const Way& way) {
-    return way.act_group != (way.path == PanelPath::kInt8 ? kFastGroup : 0);
+  std::erase_if(ways, [&](const Way& way) {
+    return way.act_group != (way.path == PanelPath::kInt8 ? FastGroupOf(format) : 0);
   });
   return ways;
 }
@@ -730,7 +730,9 @@ void CheckSums(const PanelRowLayout& layout, const std::byte* record) {
       float sum = 0;
       for (size_t k = s * layout.segment; k < (s + 1) * layout.segment; ++k)
         sum += static_cast<float>(CodeOfRecord(layout, record, k));
-      total += layout.has_scales ? sum * ReadAt<float>(record + layout.scales_at, s) : sum;
+      total += layout.has_scales && per_group != 1
+                   ? sum * ReadAt<float>(record + layout.scales_at, s)
+                   : sum;
     }
     ASSERT_EQ(std::bit_cast<uint32_t>(ReadAt<float>(record + layout.sums_at, g)),
               std::bit_cast<uint32_t>(total))
@@ -778,7 +780,7 @@ TEST(PanelRows, ValuesOfFloatsAndCodes) {
     const GuardedBuffer<float> x(testing::RandomFloats(random, 200));
     const std::vector<int8_t> codes = ToCodes(x.data(), 200);
     for (const Way& way : WaysOf(format)) {
-      if (way.act_group == kFastGroup) continue;
+      if (way.path == PanelPath::kInt8 && way.act_group != 0) continue;
       SCOPED_TRACE(NameOf(way));
       const PanelRowLayout layout = RowLayoutOf(format, 200, way.path, way.act_group);
       GuardedBuffer<std::byte> record(layout.bytes);
@@ -820,7 +822,8 @@ TEST(PackFastRow, ScalesAndCodes) {
     const PanelFormat format = *FindPanelFormat(Plain(DType::kGgmlQ40), groups * kFastGroup);
     const PanelRowLayout layout =
         RowLayoutOf(format, groups * kFastGroup, PanelPath::kInt8, kFastGroup);
-    ASSERT_EQ(layout.segment, kFastGroup);
+    const size_t copies = kFastGroup / layout.segment;
+    ASSERT_EQ(layout.scale_segments, copies);
     GuardedBuffer<float> x(layout.cols);
     for (size_t g = 0; g < groups; ++g) {
       const auto values = testing::RandomFloats(random, kFastGroup,
@@ -839,7 +842,11 @@ TEST(PackFastRow, ScalesAndCodes) {
     const auto* codes = reinterpret_cast<const int8_t*>(record.data());
     for (size_t g = 0; g < groups; ++g) {
       SCOPED_TRACE("group " + std::to_string(g));
-      const float scale = ReadAt<float>(record.data() + layout.scales_at, g);
+      const float scale = ReadAt<float>(record.data() + layout.scales_at, g * copies);
+      for (size_t s = 1; s < copies; ++s) {
+        ASSERT_TRUE(SameBytes(record.data() + layout.scales_at + g * copies * 4,
+                              record.data() + layout.scales_at + (g * copies + s) * 4, 0, 4));
+      }
       if (g == 41 || g == 42) {
         ASSERT_TRUE(std::isnan(scale));
         for (size_t k = 0; k < kFastGroup; ++k) ASSERT_EQ(codes[g * kFastGroup + k], 0);

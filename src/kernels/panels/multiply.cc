@@ -26,16 +26,16 @@ namespace switchyard::kernels::HWY_NAMESPACE {
 // Words follow each other in one accumulator per output: the order of a sum is that of the columns
 // for every height of the tile, which is what makes results independent of the batch.
 constexpr size_t kVecs = 2;
-// How far ahead of its use memory is asked for: the time that it takes, a few hundred ns, at full
-// bandwidth. 3 KiB gave 15 GB/s and 8 KiB 18 for a row against Q4_0 (Zen 4, one core).
-constexpr size_t kFetchAhead = size_t{8} << 10;
-constexpr size_t kPackedRows = 4;  // with codes that are unpacked in registers
 #if HWY_MAX_BYTES >= 64
-constexpr size_t kTileRows = 6;   // with scales: 12 sums of a segment, 12 of all, 2 weights
+constexpr size_t kTileRows = 6;   // with scales: 12 sums of a segment, 12 of groups, 2 weights
 constexpr size_t kPlainRows = 8;  // without: 16 + 2 + 1 of 32 registers
+// Up to this many, codes are unpacked in registers by every tile; more share unpacked ones. Wide
+// vectors have units to spare for it.
+constexpr size_t kMaxPackedRows = SIZE_MAX;
 #else
 constexpr size_t kTileRows = 4;
 constexpr size_t kPlainRows = 6;  // 12 + 2 + 1 of 16 registers
+constexpr size_t kMaxPackedRows = 4;
 #endif
 
 using VI32 = hn::Vec<DI32>;
@@ -114,8 +114,7 @@ struct BF16Dot : FloatSum {
 
 // Where the lines of a unit come from. At(unit, i, row): line i, rows `row` and following.
 template <PanelPath kPath>
-struct StoredLines {                       // as they are, in the panel or unpacked in a cache
-  static constexpr size_t kFetchRows = 1;  // up to this many, memory is asked for ahead of its use
+struct StoredLines {  // as they are, in the panel or unpacked in a cache
   static constexpr size_t kWords = WordsOfUnit(kPath);
   static constexpr size_t kUnitBytes = kWords * kWordBytes;
   explicit StoredLines(const PanelFormat&) {}
@@ -131,7 +130,18 @@ struct Chunk {
   size_t first_col = 0;
   const float* scales = nullptr;   // [groups of the chunk][32]
   const float* offsets = nullptr;  // the same, or null
+  // The same units of the next panel, which is asked for meanwhile.
+  const uint8_t* fetch = nullptr;
+  size_t fetch_bytes = 0;  // of a unit
 };
+
+HWY_INLINE void FetchLine(const uint8_t* line) {
+#if HWY_ARCH_X86
+  _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
+#else
+  hwy::Prefetch(line);
+#endif
+}
 
 // Rows of activations and their sums so far.
 struct TileArgs {
@@ -140,14 +150,29 @@ struct TileArgs {
   const PanelRowLayout* layout = nullptr;
   const Chunk* chunk = nullptr;
   uint32_t* sums = nullptr;  // [rows][32] f32, or i32 for whole rows of kInt8
+  // What this tile fetches of every unit, in bytes.
+  size_t fetch_first = 0, fetch_end = 0;
 };
 
-// Asks for the memory of a unit ahead of its use.
-template <size_t kBytes>
-HWY_INLINE void FetchUnit(const uint8_t* unit) {
-  SY_UNROLL
-  for (size_t i = 0; i < kBytes; i += 64) hwy::Prefetch(unit + kFetchAhead + i);
-}
+// Brings the next panel to the second-level cache while this one is multiplied, each tile of rows
+// its share of every unit: products of many rows would wait for memory in their first tile and
+// leave it idle in the others.
+class Fetcher {
+ public:
+  HWY_INLINE explicit Fetcher(const TileArgs& args)
+      : unit_(args.chunk->fetch + args.fetch_first),
+        bytes_(args.fetch_end - args.fetch_first),
+        step_(args.chunk->fetch_bytes) {}
+  // For one unit.
+  HWY_INLINE void Next() {
+    for (size_t i = 0; i < bytes_; i += 64) FetchLine(unit_ + i);
+    unit_ += step_;
+  }
+
+ private:
+  const uint8_t* unit_;
+  size_t bytes_, step_;
+};
 
 HWY_INLINE uint32_t WordAt(const uint8_t* row, size_t at) {
   uint32_t word;
@@ -199,8 +224,10 @@ HWY_INLINE void PlainTile(const TileArgs& args) {
     for (size_t i = 0; i < kRows * kVecs; ++i)
       sums[i] = Dot::Load(args.sums + i / kVecs * kPanelRows + row + i % kVecs * lanes);
     const uint8_t* unit = chunk.units;
+    Fetcher fetcher(args);
     size_t at = chunk.first_col / kUnitCols * Source::kWords * 4;
     for (size_t u = 0; u < chunk.num_units; ++u, at += 4 * Source::kWords) {
+      fetcher.Next();
       AddWords<Dot, Source, kRows, 0, Source::kWords>(source, unit, row, rows, at, sums);
       unit += Source::kUnitBytes;
     }
@@ -215,21 +242,26 @@ enum class Shape : uint8_t {
   kPlain,      // whole rows of one scale
   kHalfUnits,  // groups of 16 columns, each a segment
   kUnits,      // groups of 32 columns, each a segment
-  kLong        // groups of several segments, or segments of several units
+  kLong        // longer groups, of one or several segments
 };
 Shape ShapeOf(const PanelFormat& format, const PanelRowLayout& layout) {
   if (format.group == 0 && !layout.has_scales) return Shape::kPlain;
   if (layout.segment < kUnitCols) return Shape::kHalfUnits;
   const bool is_unit = layout.segment == kUnitCols && layout.segments == layout.groups;
-  return is_unit && layout.has_scales == (layout.path == PanelPath::kInt8) ? Shape::kUnits
-                                                                           : Shape::kLong;
+  return is_unit ? Shape::kUnits : Shape::kLong;
 }
 
-// Groups of columns:
+// Groups of columns. Where the weights have the smaller ones, or both the same:
 //
-//   sum of a segment   s = start + words                      exact in i32, or f32
-//   sum of a group     t = s0 * scale0 + s1 * scale1 + ..     scales of the activations
-//   sum of the row     r = r + t * scale (+ offset * sum of the activations of the group)
+//   sum of a segment  s = start + words                           exact in i32, or f32
+//   of activations    t = s0 * scale0 + s1 * scale1 + ..          scales of the weights, and
+//                         (+ offset0 * sum0 + ..)                 offsets * sums of codes
+//   sum of the row    r = r + t * scale of the activations
+//
+// and where the activations have:
+//
+//   of weights        t = s0 * scale0 + s1 * scale1 + ..          scales of the activations
+//   sum of the row    r = r + t * scale (+ offset * sum)          of the weights
 template <class Dot, class Source, Shape kShape, size_t kRows>
 class GroupTile {
  public:
@@ -239,19 +271,41 @@ class GroupTile {
   }
 
   HWY_INLINE void Run() const {
-    for (size_t row = 0; row < kPanelRows; row += kVecs * hn::Lanes(DF())) RunRows(row);
+    for (size_t row = 0; row < kPanelRows; row += kVecs * hn::Lanes(DF())) {
+      if (kShape == Shape::kLong && layout_.segments != layout_.groups) {
+        LongGroups(row);
+      } else {
+        ShortGroups(row);
+      }
+    }
   }
 
  private:
   static constexpr size_t kSums = kRows * kVecs;
-  // int8 codes have scales in every shape; floats have none with kUnits.
-  HWY_INLINE bool HasScales() const {
-    if constexpr (Dot::kIsInteger) return true;
-    return kShape != Shape::kUnits && layout_.has_scales;
+
+  // Where a walk over the columns is; all but `unit` and `group` in bytes of a record.
+  struct Place {
+    const uint8_t* HWY_RESTRICT unit;
+    size_t at;       // words
+    size_t segment;  // numbers of a segment
+    size_t sum;      // sums of a group
+    size_t group;    // of the chunk
+    Fetcher fetcher;
+  };
+  HWY_INLINE Place Begin() const {
+    return {chunk_.units,
+            chunk_.first_col / kUnitCols * Source::kWords * 4,
+            chunk_.first_col / layout_.segment * 4,
+            layout_.sums_at + chunk_.first_col / layout_.group() * 4,
+            0,
+            Fetcher(args_)};
   }
 
   HWY_INLINE VF Broadcast(size_t m, size_t at) const {
     return hn::BitCast(DF(), hn::Set(DU32(), WordAt(rows_[m], at)));
+  }
+  HWY_INLINE float* SumsOfRow(size_t m, size_t row) const {
+    return reinterpret_cast<float*>(args_.sums) + m * kPanelRows + row;
   }
 
   HWY_INLINE void StartSums(size_t s, typename Dot::Sum* HWY_RESTRICT sums) const {
@@ -262,117 +316,152 @@ class GroupTile {
     }
   }
 
-  // total += offset * sum of the activations of the group.
-  HWY_INLINE void AddOffsets(size_t g, size_t row, size_t sum_at, VF* HWY_RESTRICT total) const {
+  // Words [kFirst, kEnd) of the unit at hand.
+  template <size_t kFirst, size_t kEnd>
+  HWY_INLINE void AddUnit(const Place& place, size_t row,
+                          typename Dot::Sum* HWY_RESTRICT sums) const {
+    AddWords<Dot, Source, kRows, kFirst, kEnd>(source_, place.unit, row, rows_, place.at, sums);
+  }
+  HWY_INLINE void NextUnit(Place& place) const {
+    place.unit += Source::kUnitBytes;
+    place.at += 4 * Source::kWords;
+  }
+  HWY_INLINE void AddUnits(size_t units, size_t row, Place& place,
+                           typename Dot::Sum* HWY_RESTRICT sums) const {
+    for (size_t u = 0; u < units; ++u, NextUnit(place)) {
+      place.fetcher.Next();
+      AddUnit<0, Source::kWords>(place, row, sums);
+    }
+  }
+
+  // t += numbers of the group * those of the rows.
+  HWY_INLINE void AddOffsets(const Place& place, size_t row, VF* HWY_RESTRICT t) const {
     const DF df;
-    const float* offsets = chunk_.offsets + g * kPanelRows + row;
+    const float* offsets = chunk_.offsets + place.group * kPanelRows + row;
     const VF o0 = hn::LoadU(df, offsets);
     const VF o1 = hn::LoadU(df, offsets + hn::Lanes(df));
     SY_UNROLL
     for (size_t m = 0; m < kRows; ++m) {
-      const VF sum = Broadcast(m, sum_at);
-      total[kVecs * m] = hn::MulAdd(o0, sum, total[kVecs * m]);
-      total[kVecs * m + 1] = hn::MulAdd(o1, sum, total[kVecs * m + 1]);
+      const VF sum = Broadcast(m, place.sum);
+      t[kVecs * m] = hn::MulAdd(o0, sum, t[kVecs * m]);
+      t[kVecs * m + 1] = hn::MulAdd(o1, sum, t[kVecs * m + 1]);
     }
   }
-
-  // A group that is one segment: total += sums * scale of the activations * scale.
-  HWY_INLINE void AddSegment(size_t g, size_t row, size_t s,
-                             const typename Dot::Sum* HWY_RESTRICT sums,
-                             VF* HWY_RESTRICT total) const {
+  HWY_INLINE void AddScaled(const Place& place, size_t row,
+                            const typename Dot::Sum* HWY_RESTRICT sums, VF* HWY_RESTRICT t) const {
     const DF df;
-    const float* scales = chunk_.scales + g * kPanelRows + row;
+    const float* scales = chunk_.scales + place.group * kPanelRows + row;
     const VF s0 = hn::LoadU(df, scales);
     const VF s1 = hn::LoadU(df, scales + hn::Lanes(df));
     SY_UNROLL
     for (size_t m = 0; m < kRows; ++m) {
-      VF v0 = Dot::Float(sums[kVecs * m]);
-      VF v1 = Dot::Float(sums[kVecs * m + 1]);
-      if (HasScales()) {
-        const VF by = Broadcast(m, layout_.scales_at + s);
-        v0 = hn::Mul(v0, by);
-        v1 = hn::Mul(v1, by);
-      }
-      total[kVecs * m] = hn::MulAdd(v0, s0, total[kVecs * m]);
-      total[kVecs * m + 1] = hn::MulAdd(v1, s1, total[kVecs * m + 1]);
+      t[kVecs * m] = hn::MulAdd(Dot::Float(sums[kVecs * m]), s0, t[kVecs * m]);
+      t[kVecs * m + 1] = hn::MulAdd(Dot::Float(sums[kVecs * m + 1]), s1, t[kVecs * m + 1]);
+    }
+  }
+  // What follows the words of a group that is one segment.
+  HWY_INLINE void EndGroup(size_t row, const typename Dot::Sum* HWY_RESTRICT sums, Place& place,
+                           VF* HWY_RESTRICT t) const {
+    AddScaled(place, row, sums, t);
+    if (chunk_.offsets != nullptr) AddOffsets(place, row, t);
+    ++place.group;
+    place.segment += 4;
+    place.sum += 4;
+  }
+
+  // The next group or groups that fill whole units; returns how many.
+  HWY_INLINE size_t AddGroups(size_t segment_units, size_t row, Place& place,
+                              VF* HWY_RESTRICT t) const {
+    typename Dot::Sum sums[kSums];
+    StartSums(place.segment, sums);
+    if constexpr (kShape != Shape::kHalfUnits) {
+      AddUnits(kShape == Shape::kUnits ? 1 : segment_units, row, place, sums);
+      EndGroup(row, sums, place, t);
+      return 1;
+    } else {
+      constexpr size_t kHalf = Source::kWords / 2;
+      place.fetcher.Next();
+      AddUnit<0, kHalf>(place, row, sums);
+      EndGroup(row, sums, place, t);
+      StartSums(place.segment, sums);
+      AddUnit<kHalf, Source::kWords>(place, row, sums);
+      EndGroup(row, sums, place, t);
+      NextUnit(place);
+      return 2;
     }
   }
 
-  // The segments of one group of kLong.
-  HWY_INLINE void LongGroup(size_t g, size_t row, size_t parts, size_t segment_units, size_t& at,
-                            size_t& s, const uint8_t*& unit, VF* HWY_RESTRICT total) const {
+  HWY_INLINE void ShortGroups(size_t row) const {
     const DF df;
-    VF t[kSums];
-    for (size_t part = 0; part < parts; ++part, s += 4) {
-      typename Dot::Sum sums[kSums];
-      StartSums(s, sums);
-      for (size_t u = 0; u < segment_units; ++u, at += 4 * Source::kWords) {
-        if (kRows <= Source::kFetchRows) FetchUnit<Source::kUnitBytes>(unit);
-        AddWords<Dot, Source, kRows, 0, Source::kWords>(source_, unit, row, rows_, at, sums);
-        unit += Source::kUnitBytes;
-      }
+    const size_t lanes = hn::Lanes(df);
+    const size_t segment_units = layout_.segment / kUnitCols;
+    const size_t groups = chunk_.num_units * kUnitCols / layout_.group();
+    const size_t span = layout_.has_scales ? layout_.scale_segments : groups;
+    Place place = Begin();
+    for (size_t g = 0; g < groups;) {
+      const size_t scale_at = layout_.scales_at + place.segment;
+      VF t[kSums];
       SY_UNROLL
-      for (size_t m = 0; m < kRows; ++m) {
-        const VF by = layout_.has_scales ? Broadcast(m, layout_.scales_at + s) : hn::Set(df, 1.0f);
-        SY_UNROLL
-        for (size_t v = kVecs * m; v < kVecs * (m + 1); ++v) {
-          const VF value = Dot::Float(sums[v]);
-          t[v] = part == 0 ? hn::Mul(value, by) : hn::MulAdd(value, by, t[v]);
-        }
-      }
+      for (size_t v = 0; v < kSums; ++v)
+        t[v] = layout_.has_scales ? hn::Zero(df)
+                                  : hn::LoadU(df, SumsOfRow(v / kVecs, row + v % kVecs * lanes));
+      for (const size_t end = std::min(g + span, groups); g < end;)
+        g += AddGroups(segment_units, row, place, t);
+      AddToRow(row, scale_at, t);
     }
-    const float* scales = chunk_.scales + g * kPanelRows + row;
+  }
+  // r += t * scale of the activations, or r = t.
+  HWY_INLINE void AddToRow(size_t row, size_t scale_at, const VF* HWY_RESTRICT t) const {
+    const DF df;
+    SY_UNROLL
+    for (size_t v = 0; v < kSums; ++v) {
+      float* sum = SumsOfRow(v / kVecs, row + v % kVecs * hn::Lanes(df));
+      hn::StoreU(layout_.has_scales
+                     ? hn::MulAdd(t[v], Broadcast(v / kVecs, scale_at), hn::LoadU(df, sum))
+                     : t[v],
+                 df, sum);
+    }
+  }
+
+  // t += the next segment * its scale.
+  HWY_INLINE void AddPart(size_t segment_units, size_t row, Place& place,
+                          VF* HWY_RESTRICT t) const {
+    typename Dot::Sum sums[kSums];
+    const size_t scale_at = layout_.scales_at + place.segment;
+    StartSums(place.segment, sums);
+    AddUnits(segment_units, row, place, sums);
+    place.segment += 4;
     SY_UNROLL
     for (size_t v = 0; v < kSums; ++v)
-      total[v] = hn::MulAdd(t[v], hn::LoadU(df, scales + v % kVecs * hn::Lanes(df)), total[v]);
+      t[v] = hn::MulAdd(Dot::Float(sums[v]), Broadcast(v / kVecs, scale_at), t[v]);
   }
 
-  // All groups for two vectors of weight rows.
-  HWY_INLINE void RunRows(size_t row) const {
-    const size_t lanes = hn::Lanes(DF());
+  HWY_INLINE void LongGroups(size_t row) const {
+    const DF df;
+    const size_t lanes = hn::Lanes(df);
     const size_t segment_units = layout_.segment / kUnitCols;
     const size_t parts = layout_.segments / layout_.groups;
     const size_t groups = chunk_.num_units * kUnitCols / layout_.group();
-    const bool has_offsets = chunk_.offsets != nullptr;
-    constexpr size_t kHalf = Source::kWords / 2;
-    VF total[kSums];
-    SY_UNROLL
-    for (size_t i = 0; i < kSums; ++i)
-      total[i] = FloatSum::Load(args_.sums + i / kVecs * kPanelRows + row + i % kVecs * lanes);
-    const uint8_t* unit = chunk_.units;
-    size_t at = chunk_.first_col / kUnitCols * Source::kWords * 4;
-    size_t s = chunk_.first_col / layout_.segment * 4;  // bytes, as sum_at
-    size_t sum_at = layout_.sums_at + chunk_.first_col / layout_.group() * 4;
+    Place place = Begin();
     for (size_t g = 0; g < groups; ++g) {
-      if constexpr (kShape == Shape::kLong) {
-        LongGroup(g, row, parts, segment_units, at, s, unit, total);
-      } else {
-        typename Dot::Sum sums[kSums];
-        if (kRows <= Source::kFetchRows) FetchUnit<Source::kUnitBytes>(unit);
-        StartSums(s, sums);
-        if constexpr (kShape == Shape::kUnits) {
-          AddWords<Dot, Source, kRows, 0, Source::kWords>(source_, unit, row, rows_, at, sums);
-        } else {
-          AddWords<Dot, Source, kRows, 0, kHalf>(source_, unit, row, rows_, at, sums);
-          AddSegment(g, row, s, sums, total);
-          if (has_offsets) AddOffsets(g, row, sum_at, total);
-          ++g;
-          s += 4;
-          sum_at += 4;
-          StartSums(s, sums);
-          AddWords<Dot, Source, kRows, kHalf, Source::kWords>(source_, unit, row, rows_, at, sums);
+      VF t[kSums];
+      SY_UNROLL
+      for (size_t v = 0; v < kSums; ++v) t[v] = hn::Zero(df);
+      for (size_t part = 0; part < parts; ++part) AddPart(segment_units, row, place, t);
+      const float* scales = chunk_.scales + g * kPanelRows + row;
+      SY_UNROLL
+      for (size_t v = 0; v < kSums; ++v) {
+        float* sum = SumsOfRow(v / kVecs, row + v % kVecs * lanes);
+        VF total = hn::MulAdd(t[v], hn::LoadU(df, scales + v % kVecs * lanes), hn::LoadU(df, sum));
+        if (chunk_.offsets != nullptr) {
+          const VF offset =
+              hn::LoadU(df, chunk_.offsets + g * kPanelRows + row + v % kVecs * lanes);
+          total = hn::MulAdd(offset, Broadcast(v / kVecs, place.sum), total);
         }
-        AddSegment(g, row, s, sums, total);
-        s += 4;
-        at += 4 * Source::kWords;
-        unit += Source::kUnitBytes;
+        hn::StoreU(total, df, sum);
       }
-      if (has_offsets) AddOffsets(g, row, sum_at, total);
-      sum_at += 4;
+      place.sum += 4;
     }
-    SY_UNROLL
-    for (size_t i = 0; i < kSums; ++i)
-      FloatSum::Store(total[i], args_.sums + i / kVecs * kPanelRows + row + i % kVecs * lanes);
   }
 
   const TileArgs& args_;
@@ -401,11 +490,15 @@ HWY_INLINE void TileOfHeight(size_t rows, const TileArgs& args) {
 template <class Dot, class Source, Shape kShape, size_t kRows>
 HWY_NOINLINE void TilesOf(const TileArgs& args, size_t num_rows) {
   TileArgs tile = args;
-  size_t tiles = (num_rows + kRows - 1) / kRows;
-  for (size_t m = 0; m < num_rows; --tiles) {
-    const size_t rows = (num_rows - m + tiles - 1) / tiles;
+  const size_t lines = args.chunk->fetch_bytes / 64;
+  const size_t num_tiles = (num_rows + kRows - 1) / kRows;
+  size_t m = 0;
+  for (size_t t = 0; t < num_tiles; ++t) {
+    const size_t rows = (num_rows - m + num_tiles - t - 1) / (num_tiles - t);
     tile.rows = args.rows + m;
     tile.sums = args.sums + m * kPanelRows;
+    tile.fetch_first = t * lines / num_tiles * 64;
+    tile.fetch_end = (t + 1) * lines / num_tiles * 64;
     TileOfHeight<Dot, Source, kShape, kRows>(rows, tile);
     m += rows;
   }
@@ -433,8 +526,8 @@ bool IsDirect(const PanelFormat& format, PanelPath path) {
          (path == PanelPath::kF32 && format.codes == PanelCodes::kF32);
 }
 
-// Products with codes as they lie in the panel, unpacked in registers: for few rows, which would
-// wait for a detour through memory. The shapes are those of formats that there are.
+// Products with codes as they lie in the panel, unpacked in registers by every tile. The shapes are
+// those of formats that there are.
 template <class Dot, PanelPath kPath>
 HWY_INLINE void PackedTiles(const TileArgs& args, size_t num_rows) {
   using C = PanelCodes;
@@ -443,23 +536,21 @@ HWY_INLINE void PackedTiles(const TileArgs& args, size_t num_rows) {
   switch (args.format->codes) {
     case C::kBits4:
       if (is_linear && shape == Shape::kUnits)
-        TilesOf<Dot, PackedLines<C::kBits4, kPath, false>, Shape::kUnits, kPackedRows>(args,
-                                                                                       num_rows);
+        TilesOf<Dot, PackedLines<C::kBits4, kPath, false>, Shape::kUnits, kTileRows>(args,
+                                                                                     num_rows);
       if (is_linear && shape == Shape::kLong)
-        TilesOf<Dot, PackedLines<C::kBits4, kPath, false>, Shape::kLong, kPackedRows>(args,
-                                                                                      num_rows);
+        TilesOf<Dot, PackedLines<C::kBits4, kPath, false>, Shape::kLong, kTileRows>(args, num_rows);
       if (!is_linear && shape == Shape::kUnits)
-        TilesOf<Dot, PackedLines<C::kBits4, kPath, true>, Shape::kUnits, kPackedRows>(args,
-                                                                                      num_rows);
+        TilesOf<Dot, PackedLines<C::kBits4, kPath, true>, Shape::kUnits, kTileRows>(args, num_rows);
       if (!is_linear && shape == Shape::kHalfUnits)
-        TilesOf<Dot, PackedLines<C::kBits4, kPath, true>, Shape::kHalfUnits, kPackedRows>(args,
-                                                                                          num_rows);
+        TilesOf<Dot, PackedLines<C::kBits4, kPath, true>, Shape::kHalfUnits, kTileRows>(args,
+                                                                                        num_rows);
       return;
     case C::kBits5:
-      return TilesOf<Dot, PackedLines<C::kBits5, kPath, false>, Shape::kUnits, kPackedRows>(
-          args, num_rows);
+      return TilesOf<Dot, PackedLines<C::kBits5, kPath, false>, Shape::kUnits, kTileRows>(args,
+                                                                                          num_rows);
     case C::kBits6:
-      return TilesOf<Dot, PackedLines<C::kBits6, kPath, false>, Shape::kHalfUnits, kPackedRows>(
+      return TilesOf<Dot, PackedLines<C::kBits6, kPath, false>, Shape::kHalfUnits, kTileRows>(
           args, num_rows);
     default: return;
   }
@@ -485,7 +576,7 @@ HWY_INLINE void Tiles(const TileArgs& args, size_t num_rows) {
 
 // Whether PackedTiles has the product.
 bool TakesPacked(const PanelFormat& format, const PanelRowLayout& rows, size_t num_rows) {
-  if (num_rows > kPackedRows || rows.path == PanelPath::kF32) return false;
+  if (num_rows > kMaxPackedRows || rows.path == PanelPath::kF32) return false;
   if (rows.path == PanelPath::kBF16 && !SY_PANEL_LOOKUPS) return false;
   const Shape shape = ShapeOf(format, rows);
   const bool is_linear = format.values == PanelValues::kLinear;
@@ -512,8 +603,8 @@ HWY_INLINE void PackedTiles(const TileArgs& args, size_t num_rows) {
 #if SY_PANEL_LOOKUPS
   if (args.format->codes == PanelCodes::kE4M3) {
     if (ShapeOf(*args.format, *args.layout) == Shape::kPlain)
-      return TilesOf<BF16Dot, PackedE4M3, Shape::kPlain, kPackedRows>(args, num_rows);
-    TilesOf<BF16Dot, PackedE4M3, Shape::kLong, kPackedRows>(args, num_rows);
+      return TilesOf<BF16Dot, PackedE4M3, Shape::kPlain, kTileRows>(args, num_rows);
+    TilesOf<BF16Dot, PackedE4M3, Shape::kLong, kTileRows>(args, num_rows);
   } else {
     PackedTiles<BF16Dot, PanelPath::kBF16>(args, num_rows);
   }
@@ -581,6 +672,7 @@ void Multiply(const PanelProduct& product) {
   auto* offsets = reinterpret_cast<float*>(product.scratch + scratch.offsets_at);
   auto* sums = reinterpret_cast<uint32_t*>(product.scratch + scratch.sums_at);
 
+  for (size_t i = 0; i < layout.units_at; i += 64) FetchLine(panel + layout.panel_bytes + i);
   Start(product, has_groups, sums);
   if (has_groups) UnpackScales(format, layout, panel, {0, rows.groups}, {scales, offsets});
   const size_t step = unpacks ? scratch.chunk_units : layout.num_units();
@@ -589,6 +681,8 @@ void Multiply(const PanelProduct& product) {
     chunk.first_col = u * kUnitCols;
     chunk.num_units = std::min(step, layout.num_units() - u);
     chunk.units = panel + layout.units_at + u * layout.unit_bytes;
+    chunk.fetch = chunk.units + layout.panel_bytes;
+    chunk.fetch_bytes = layout.unit_bytes;
     if (unpacks) {
       UnpackLines(format, rows.path, chunk.units, chunk.num_units, lines);
       chunk.units = reinterpret_cast<const uint8_t*>(lines);

@@ -122,18 +122,18 @@ void SumsOfBF16(const float* x, size_t segment, size_t segments, float* sums) {
 
 // The bits of the largest magnitude of a group. NaN has more of them than infinity, infinity more
 // than all else.
-HWY_INLINE int32_t MostBits(const float* HWY_RESTRICT x) {
+HWY_INLINE int32_t MostBits(const float* HWY_RESTRICT x, size_t n) {
   const DF df;
   const DI di;
   auto most = hn::Zero(di);
-  for (size_t i = 0; i < kFastGroup; i += hn::Lanes(df))
+  for (size_t i = 0; i < n; i += hn::Lanes(df))
     most = hn::Max(most, hn::BitCast(di, hn::Abs(hn::LoadU(df, x + i))));
   return hn::ReduceMax(di, most);
 }
 
-// Codes of groups of kFastGroup values, and their scales, each `copies` times. As many groups at a
-// time as a vector has lanes for their divisions.
-void FastGroups(const float* HWY_RESTRICT x, size_t groups, size_t copies,
+// Codes of groups of `group` values, a multiple of 32, and their scales, each `copies` times. As
+// many groups at a time as a vector has lanes for their divisions.
+void FastGroups(const float* HWY_RESTRICT x, size_t group, size_t groups, size_t copies,
                 int8_t* HWY_RESTRICT codes, float* HWY_RESTRICT scales) {
   const DF df;
   const DI di;
@@ -146,7 +146,7 @@ void FastGroups(const float* HWY_RESTRICT x, size_t groups, size_t copies,
   HWY_ALIGN float factor[HWY_MAX_LANES_D(DF)];
   for (size_t first = 0; first < groups; first += lanes) {
     const size_t count = HWY_MIN(lanes, groups - first);
-    for (size_t g = 0; g < count; ++g) most[g] = MostBits(x + (first + g) * kFastGroup);
+    for (size_t g = 0; g < count; ++g) most[g] = MostBits(x + (first + g) * group, group);
     const auto bits = hn::Load(di, most);
     const VF amax = hn::BitCast(df, bits);
     const auto is_number = hn::RebindMask(df, hn::Lt(bits, infinity));
@@ -159,14 +159,14 @@ void FastGroups(const float* HWY_RESTRICT x, size_t groups, size_t copies,
     hn::Store(hn::IfThenElseZero(is_usable, inverse), df, factor);
     for (size_t g = 0; g < count; ++g) {
       std::fill_n(scales + (first + g) * copies, copies, scale[g]);
-      int8_t* out = codes + (first + g) * kFastGroup;
+      int8_t* out = codes + (first + g) * group;
       if (most[g] >= 0x7f800000) {
-        std::memset(out, 0, kFastGroup);
+        std::memset(out, 0, group);
         continue;
       }
-      const float* from = x + (first + g) * kFastGroup;
+      const float* from = x + (first + g) * group;
       const VF f = hn::Set(df, factor[g]);
-      for (size_t i = 0; i < kFastGroup; i += lanes) {
+      for (size_t i = 0; i < group; i += lanes) {
         const auto rounded = hn::NearestInt(hn::Mul(hn::LoadU(df, from + i), f));
         hn::StoreU(hn::DemoteTo(d8, rounded), d8, out + i);
       }
@@ -210,6 +210,11 @@ size_t ToLines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 float* Floats(std::byte* at) { return reinterpret_cast<float*>(at); }
 
+// Groups of several segments, which have scales of their own.
+bool HasScaledSums(const PanelRowLayout& layout) {
+  return layout.has_scales && layout.segments != layout.groups;
+}
+
 constexpr size_t kSumsAtOnce = 64;
 
 // The sums of groups from those of their segments: sums_of(first, count, sums) writes the latter.
@@ -225,7 +230,7 @@ void SumGroups(const PanelRowLayout& layout, std::byte* out, const SumsOf& sums_
     const size_t count = std::min(kSumsAtOnce, layout.segments - first);
     sums_of(first, count, sums);
     for (size_t s = 0; s < count; ++s) {
-      total += layout.has_scales ? sums[s] * scales[first + s] : sums[s];
+      total += HasScaledSums(layout) ? sums[s] * scales[first + s] : sums[s];
       if (++in_group < per_group) continue;
       *totals++ = total;
       total = 0;
@@ -299,6 +304,12 @@ bool TakesPath(const PanelFormat& format, PanelPath path) {
   return false;
 }
 
+size_t FastGroupOf(const PanelFormat& format) {
+  const bool fits =
+      format.group == 0 || kFastGroup % format.group == 0 || format.group % kFastGroup == 0;
+  return fits ? kFastGroup : kUnitCols;
+}
+
 PanelRowLayout RowLayoutOf(const PanelFormat& format, size_t cols, PanelPath path,
                            size_t act_group) {
   PanelRowLayout layout;
@@ -313,7 +324,10 @@ PanelRowLayout RowLayoutOf(const PanelFormat& format, size_t cols, PanelPath pat
   layout.segment = std::min(own, group);
   layout.groups = layout.padded_cols / group;
   layout.segments = layout.padded_cols / layout.segment;
-  layout.has_scales = act_group != 0 || (path == PanelPath::kInt8 && format.group != 0);
+  layout.has_scales = act_group != 0;
+  // Segments share a scale only inside what is unpacked at a time.
+  const bool shares = act_group != 0 && kMaxOwnSegment % own == 0 && own > layout.segment;
+  layout.scale_segments = shares ? own / layout.segment : 1;
   layout.has_sums = format.offsets != PanelOffsets::kNone;
   if (path == PanelPath::kInt8) {
     layout.bias = ByteBias(format);
@@ -353,26 +367,21 @@ void PackScaledRow(const PanelRowLayout& layout, const float* codes, const float
 void PackInt8Row(const PanelRowLayout& layout, const int8_t* codes, std::byte* out) noexcept {
   if (layout.cols != 0) std::memcpy(out, codes, layout.cols);
   std::memset(out + layout.cols, 0, layout.padded_cols - layout.cols);
-  if (layout.has_scales) std::fill_n(Floats(out + layout.scales_at), layout.segments, 1.0f);
   FinishInt8(layout, out);
 }
 
 void PackFastRow(const PanelRowLayout& layout, const float* x, std::byte* out) noexcept {
   auto* codes = reinterpret_cast<int8_t*>(out);
   float* scales = Floats(out + layout.scales_at);
-  const size_t copies = kFastGroup / layout.segment;  // segments that share a scale
-  const size_t groups = layout.padded_cols / kFastGroup;
-  const size_t whole = layout.cols / kFastGroup;
-  HWY_DYNAMIC_DISPATCH(FastGroups)(x, whole, copies, codes, scales);
-  if (whole < groups) {
-    const size_t done = whole * kFastGroup;
-    std::memset(codes + done, 0, layout.padded_cols - done);
-    std::fill(scales + whole * copies, scales + groups * copies, 0.0f);
-    if (done < layout.cols) {
-      float last[kFastGroup] = {};
-      std::copy_n(x + done, layout.cols - done, last);
-      HWY_DYNAMIC_DISPATCH(FastGroups)(last, 1, copies, codes + done, scales + whole * copies);
-    }
+  const size_t group = layout.scale_segments * layout.segment;
+  const size_t whole = layout.cols / group;
+  HWY_DYNAMIC_DISPATCH(FastGroups)(x, group, whole, layout.scale_segments, codes, scales);
+  for (size_t k = whole * group; k < layout.padded_cols; k += group) {
+    const size_t count = std::min(group, layout.padded_cols - k);
+    float last[kFastGroup] = {};
+    if (k < layout.cols) std::copy_n(x + k, std::min(count, layout.cols - k), last);
+    HWY_DYNAMIC_DISPATCH(FastGroups)
+    (last, count, 1, count / layout.segment, codes + k, scales + k / layout.segment);
   }
   FinishInt8(layout, out);
 }

@@ -38,11 +38,13 @@ struct PanelRowLayout {
   size_t padded_cols = 0;  // zeros behind them
   size_t segment = 0;      // columns
   size_t segments = 0;
-  size_t groups = 0;        // of the weights, 1 for whole rows
-  bool has_scales = false;  // of segments; those of kInt8 always have some if weights have groups
-  bool has_starts = false;  // kInt8: -bias * sum of the codes of a segment
-  bool has_sums = false;    // the weights have offsets: sums of the values of a group
-  uint8_t bias = 0;         // of the starts
+  size_t groups = 0;          // of the weights, 1 for whole rows
+  bool has_scales = false;    // of segments
+  size_t scale_segments = 1;  // that share a scale and are summed before it meets them
+  bool has_starts = false;    // kInt8: -bias * sum of the codes of a segment
+  bool has_sums = false;  // the weights have offsets: sums of the values of a group, without the
+                          // scale that all of it shares if there is one
+  uint8_t bias = 0;       // of the starts
   size_t scales_at = 0, starts_at = 0, sums_at = 0;
   size_t bytes = 0;  // a multiple of 64
 
@@ -50,9 +52,12 @@ struct PanelRowLayout {
   friend bool operator==(const PanelRowLayout&, const PanelRowLayout&) = default;
 };
 
-// Columns of an int8 scale of `kInt8` activations that the engine quantises of itself
-// (--fast-activations).
-inline constexpr size_t kFastGroup = 32;
+// Columns of a scale of int8 activations that the engine quantises of itself (--fast-activations):
+// few enough that a large value spoils only its neighbours, enough that scales cost little beside
+// the products.
+inline constexpr size_t kFastGroup = 128;
+// kFastGroup, or 32 where the weights' groups do not go with it.
+size_t FastGroupOf(const PanelFormat& format);
 
 // Records of rows of `cols` columns for weights of this format. act_group: columns of a scale of
 // the activations inside the row, a multiple of 32 that divides the weights' group or that this
@@ -73,7 +78,7 @@ void PackScaledRow(const PanelRowLayout& layout, const float* codes, const float
 // kInt8 from codes whose scale the caller keeps. Shapes: codes [layout.cols].
 void PackInt8Row(const PanelRowLayout& layout, const int8_t* codes, std::byte* out) noexcept;
 
-// kInt8 from values: of each kFastGroup columns the scale amax / 127 and codes rounded to nearest
+// kInt8 from values: of each FastGroupOf columns the scale amax / 127 and codes rounded to nearest
 // even; all 0 where amax is so small that 127 / amax overflows. A group with a NaN or infinity gets
 // a NaN scale and codes 0.
 // Shapes: x [layout.cols].

@@ -34,9 +34,9 @@ inline PanelScratch ScratchOf(const PanelFormat& format, const PanelLayout& layo
   const size_t block_units = format.block / kUnitCols;
   PanelScratch scratch;
   scratch.chunk_units = std::max<size_t>(lines / unit_lines / block_units, 1) * block_units;
-  // A group may be as small as kFastGroup columns where the activations have groups and the weights
+  // A group may be as small as a unit where the activations have groups and the weights
   // have none.
-  const size_t groups = std::max(layout.groups, layout.cols / kFastGroup);
+  const size_t groups = std::max(layout.groups, layout.cols / kUnitCols);
   const size_t values = groups * kPanelRows * sizeof(float);
   scratch.scales_at = std::min(scratch.chunk_units, layout.num_units()) * unit_lines;
   scratch.offsets_at = scratch.scales_at + values;

@@ -211,7 +211,6 @@ struct PackedLines;
 
 template <PanelCodes kCodes, bool kHasTable>
 struct PackedLines<kCodes, PanelPath::kInt8, kHasTable> {
-  static constexpr size_t kFetchRows = 4;
   static constexpr size_t kWords = 8;
   static constexpr size_t kUnitBytes = kWordBytes * UnitWords(kCodes);
   explicit PackedLines(const PanelFormat& format)
@@ -225,7 +224,6 @@ struct PackedLines<kCodes, PanelPath::kInt8, kHasTable> {
 #if SY_PANEL_LOOKUPS
 template <PanelCodes kCodes, bool kHasTable>
 struct PackedLines<kCodes, PanelPath::kBF16, kHasTable> {
-  static constexpr size_t kFetchRows = 4;
   static constexpr size_t kWords = 16;
   static constexpr size_t kUnitBytes = kWordBytes * UnitWords(kCodes);
   explicit PackedLines(const PanelFormat& format) : table(LoadShortTable(ShortValues(format))) {}
@@ -236,7 +234,6 @@ struct PackedLines<kCodes, PanelPath::kBF16, kHasTable> {
   ShortTable table;
 };
 struct PackedE4M3 {
-  static constexpr size_t kFetchRows = 4;
   static constexpr size_t kWords = 16;
   static constexpr size_t kUnitBytes = kWordBytes * 8;
   explicit PackedE4M3(const PanelFormat&) : table(LoadE4M3Table()) {}
