@@ -30,10 +30,10 @@ def pace(first):
 SWITCHYARD = SLOWER + """
 if "--version" in sys.argv: print("switchyard 9.9")
 if sys.argv[1] == "bench":
-    rows = int(option("-b"))
+    rows = int(option("-b", "1"))
     rate = pace(f'"-b", "{rows}"')
     print(json.dumps({"pp_tps": 300 * rate, "tg_tps": 40 * rows * rate, "pp_share_of_limit": 0.5 * rate,
-                      "tg_share_of_limit": 0.8 * rate, "read_gbps": 50, "f32_gops": 200, "bf16_gops": 400, "int8_gops": 800}))
+                      "tg_share_of_limit": 0.8 * rate, "peak_type": "int8", "read_gbps": 50 if "f16" in sys.argv else 25, "f32_gops": 200, "bf16_gops": 400, "int8_gops": 800}))
 """
 PYTHON = SLOWER + """
 if "--probe" in sys.argv: print(json.dumps({"version": "1.2", "can_repack": True}))
@@ -104,11 +104,12 @@ class CompareTest(Case):
         # Medians over a fast and a slow round; the base of prefill is the mode without repack, of decode the other.
         self.assertIn("| prefill 512 | switchyard | 225 | 150..300 | 1.50 | 38 % |", done.stdout)
         self.assertIn("|  | llama.cpp | 75.0 | 50.0..100 | 0.50 | 12 % |", done.stdout)
+        self.assertIn("| llama.cpp | 15.0 | 10.0..20.0 | 1.00 | 60 % |", done.stdout)
         self.assertIn("| decode | switchyard | 30.0 | 20.0..40.0 | 2.00 | 60 % |", done.stdout)
         self.assertIn("| decode 4 rows | switchyard | 120 | 80.0..160 | 5.33 | 60 % |", done.stdout)
         self.assertIn("| model.gguf | 2 | prefill 512 | 225 | 38 % | 1.50 (llama.cpp, no repack) | 1.50 (llama.cpp, no repack) |",
                       done.stdout)
-        self.assertIn("Limits over the rounds: read GB/s 50.0..50.0", done.stdout)
+        self.assertIn("Limits during the runs: read GB/s 25.0..50.0", done.stdout)
 
     def test_engines_take_turns_in_processes_of_their_own(self):
         self.compare("--llama-python", self.program("python", PYTHON))
@@ -117,8 +118,10 @@ class CompareTest(Case):
                           (2, "llama.cpp"), (2, "llama.cpp, no repack"), (2, "switchyard")])
         with open(os.path.join(self.folder, "switchyard.calls"), encoding="utf-8") as file:
             calls = [json.loads(line) for line in file]
-        self.assertEqual([call[0] for call in calls], ["--version"] + ["bench", "bench", "run"] * 2)
-        self.assertIn("f16", calls[1])
+        self.assertEqual([call[0] for call in calls if "f16" in call], ["bench", "bench", "run"] * 2)
+        # And what the machine gives, around each of the others.
+        self.assertEqual([call[0] for call in calls[4:10]], ["bench"] * 6)
+        self.assertNotIn(self.model, sum(calls[4:10], []))
 
     def test_json_holds_every_run_and_gives_the_same_tables(self):
         done = self.compare()
@@ -226,14 +229,20 @@ class PartsTest(unittest.TestCase):
 
     def test_ratios_are_taken_round_by_round(self):
         rates = {"a": [10, 40, 60], "b": [20, 50, 30]}  # medians 40 and 30, but 0.5, 0.8 and 2 times as fast
-        limits = {"a": [100, 200, 300], "b": []}
-        cell = report.Cell([{"engine": engine, "round": i, "rates": {"decode": rate},
-                             "limits": {"decode": limit for limit in limits[engine][i:i + 1]}}
-                            for engine in rates for i, rate in enumerate(rates[engine])])
+        cell = report.Cell([{"engine": engine, "round": i, "rates": {"decode": rate}} for engine in rates
+                            for i, rate in enumerate(rates[engine])])
         self.assertAlmostEqual(cell.ratio("a", "b", "decode"), 0.8)
-        self.assertAlmostEqual(cell.share("b", "decode"), 0.2)  # of 0.2, 0.25 and 0.1
         self.assertEqual(cell.base("b", "decode"), "b")
         self.assertIsNone(cell.ratio("a", "c", "decode"))
+
+    def test_share_is_of_the_limit_around_the_run(self):
+        machines = {"switchyard": [], "peer": [{"read_gbps": 10}, {"read_gbps": 40}], "unseen": []}
+        cell = report.Cell([{"engine": engine, "round": 1, "rates": {"decode": 8}, "machine": machines[engine],
+                             "limits": {"decode": 10} if engine == "switchyard" else {},
+                             "work": {"decode": ["read_gbps", 2]} if engine == "switchyard" else {}} for engine in machines])
+        self.assertAlmostEqual(cell.share("switchyard", "decode"), 0.8)
+        self.assertAlmostEqual(cell.share("peer", "decode"), 0.4)
+        self.assertIsNone(cell.share("unseen", "decode"))
 
     def test_modes(self):
         self.assertTrue(report.is_mode_of("ik -rtr", "ik"))

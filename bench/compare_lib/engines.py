@@ -44,7 +44,8 @@ class Figures:
     """From one process; all of them may be absent."""
     rates: dict = field(default_factory=dict)  # tokens per second by name
     limits: dict = field(default_factory=dict)  # the rate that the machine's limit would allow, by name
-    machine: dict = field(default_factory=dict)  # the limits themselves
+    work: dict = field(default_factory=dict)  # by name: which limit of the machine it is, and how much of it a token takes
+    machine: list = field(default_factory=list)  # the limits that the process found
     first_token_s: float | None = None  # from the start of the process
     peak_rss_gb: float | None = None
 
@@ -62,6 +63,9 @@ def json_line(text, *fields):
     raise EngineError(f"no JSON line with {' and '.join(fields)} in its output")
 
 
+MACHINE = ("read_gbps", "f32_gops", "bf16_gops", "int8_gops")
+
+
 class Switchyard:
     def __init__(self, name, program, arguments):
         self.name, self.program, self.arguments = name, program, arguments
@@ -73,14 +77,22 @@ class Switchyard:
                    job.timeout)
         return json_line(done.stdout, "pp_tps", "tg_tps")
 
+    def machine(self, job):
+        """What the machine gives at this moment, measured beside the embedded model, whose own time is nothing."""
+        done = run([self.program, "bench", "-p", "1", "-n", "1", "-r", "1", "--threads", str(job.threads), "--json"], job.timeout)
+        line = json_line(done.stdout, *MACHINE)
+        return {key: line[key] for key in MACHINE}
+
     def runs(self, job):
         for rows in job.batches:
             is_one = rows == 1
             line = self.bench(job, job.prompt if is_one else 1, job.tokens if is_one else job.batch_tokens, rows)
-            figures = Figures(machine={key: line[key] for key in ("read_gbps", "f32_gops", "bf16_gops", "int8_gops")})
-            for name, kind in [(job.prefill, "pp")] * is_one + [(decode(rows), "tg")]:
+            figures = Figures(machine=[{key: line[key] for key in MACHINE}])
+            peak = f"{line['peak_type']}_gops"
+            for name, kind, limit in [(job.prefill, "pp", peak)] * is_one + [(decode(rows), "tg", "read_gbps")]:
                 figures.rates[name] = line[f"{kind}_tps"]
                 figures.limits[name] = line[f"{kind}_tps"] / line[f"{kind}_share_of_limit"]
+                figures.work[name] = (limit, line[limit] / figures.limits[name])
             yield figures
         done = run([self.program, "run", job.model, "-p", "a", "--raw", "-n", "1", "--threads", str(job.threads),
                     "--kv-dtype", "f16", *self.arguments], job.timeout)

@@ -1,7 +1,7 @@
 """From the runs of a comparison to its tables.
 
-A run is one engine in one round: {"model", "threads", "round", "engine", "version", "rates", "limits", "machine",
-"first_token_s", "peak_rss_gb", "error"}. Ratios are taken round by round, so that what a shared machine gives and
+A run is one engine in one round: {"model", "threads", "round", "engine", "version", "rates", "limits", "work", "machine",
+"first_token_s", "peak_rss_gb", "error"}; class Figures says what they hold. Ratios are taken round by round, so that what a shared machine gives and
 takes between rounds cancels; the median of them is shown.
 """
 import os
@@ -47,13 +47,20 @@ class Cell:
         ratios = [mine[r] / theirs[r] for r in mine if r in theirs]
         return statistics.median(ratios) if ratios else None
 
+    def limit(self, run, name):
+        """The rate that the machine would allow: as the run found it, or from the best that was seen around it, or None."""
+        if name in run["limits"]:
+            return run["limits"][name]
+        work = next((other["work"][name] for other in self.runs if name in other["work"]), None)
+        if not work or not run["machine"]:
+            return None
+        key, amount = work
+        return max(machine[key] for machine in run["machine"]) / amount
+
     def share(self, engine, name):
-        """The median share of the limit, each against the limit that Switchyard measured in the same round."""
-        limits = {}
-        for run in self.runs:
-            if name in run["limits"]:
-                limits.setdefault(run["round"], run["limits"][name])
-        shares = [rate / limits[r] for r, rate in self.rates(engine, name).items() if r in limits]
+        """The median share of the limit."""
+        pairs = [(run["rates"][name], self.limit(run, name)) for run in self.runs if run["engine"] == engine and name in run["rates"]]
+        shares = [rate / limit for rate, limit in pairs if limit]
         return statistics.median(shares) if shares else None
 
     def of_process(self, engine, field):
@@ -61,8 +68,8 @@ class Cell:
         return statistics.median(found) if found else None
 
     def machine(self):
-        """Every limit's range over the rounds."""
-        found = [run["machine"] for run in self.runs if run["machine"]]
+        """Every limit's range over the runs."""
+        found = [machine for run in self.runs for machine in run["machine"]]
         return {key: (min(m[key] for m in found), max(m[key] for m in found)) for key in (found[0] if found else ())}
 
 
@@ -156,7 +163,7 @@ def report(runs, family, subject, markdown=False):
                             for low, high in [cell.machine().get(key, (None, None))] if low is not None)
         parts += [f"### {title}" if markdown else title]
         if machine:
-            parts += [f"Limits over the rounds: {machine}."]
+            parts += [f"Limits during the runs: {machine}."]
         parts += [table(rates_table(cell, family))] if cell.names else []
         processes = processes_table(cell)
         parts += [table(processes)] if len(processes) > 1 else []
