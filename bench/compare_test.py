@@ -12,7 +12,7 @@ import unittest
 import xml.etree.ElementTree
 
 from compare_lib import report
-from compare_lib.engines import EngineError, batched_rates, json_line, split_spec
+from compare_lib.engines import EngineError, batched_rates, json_line, split_spec, unused_features
 from compare_lib.process import run
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -36,7 +36,7 @@ if sys.argv[1] == "bench":
                       "tg_share_of_limit": 0.8 * rate, "peak_type": "int8", "read_gbps": 50 if "f16" in sys.argv else 25, "f32_gops": 200, "bf16_gops": 400, "int8_gops": 800}))
 """
 PYTHON = SLOWER + """
-if "--probe" in sys.argv: print(json.dumps({"version": "1.2", "can_repack": True}))
+if "--probe" in sys.argv: print(json.dumps({"version": "1.2", "can_repack": True, "system": "AVX2 = 1 | AVX512 = 1 | AVX512_VNNI = 1 | AVX512_BF16 = 1"}))
 elif "--first-token" in sys.argv: print("{}")
 else:
     is_plain = "--no-repack" in sys.argv
@@ -131,6 +131,14 @@ class CompareTest(Case):
         self.assertGreater(self.runs[0]["first_token_s"], 0)
         self.assertGreater(self.runs[0]["peak_rss_gb"], 0)
         self.assertEqual(self.tool("compare", "--from", self.json).stdout, done.stdout)
+
+    def test_a_build_that_leaves_much_of_the_cpu_idle_is_named(self):
+        if not unused_features(""):
+            self.skipTest("no AVX2 here")
+        done = self.compare("--rounds", "1", "--llama-python", self.program("python", PYTHON.replace("AVX2 = 1", "AVX2 = 0")))
+        note = "llama-cpp-python 1.2 built without AVX2"
+        self.assertIn(f"{note}, which this CPU has; install it with CMAKE_ARGS=-DGGML_NATIVE=ON\n", done.stderr)
+        self.assertIn(f"llama.cpp: {note}; llama.cpp, no repack: {note}.", done.stdout)
 
     def test_append_adds_rounds(self):
         self.compare()

@@ -99,21 +99,32 @@ class Switchyard:
         yield Figures(first_token_s=done.seconds, peak_rss_gb=done.peak_rss_gb)
 
 
+def unused_features(system):
+    """What this CPU has and the build that describes itself as "AVX2 = 1 | …" leaves idle."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        flags = next((line.split() for line in file if line.startswith("flags")), [])
+    names = {"avx2": "AVX2", "avx512f": "AVX512", "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16"}
+    return [name for flag, name in names.items() if flag in flags and f"{name} = 1" not in system]
+
+
 class LlamaCppPython:
     """llama-cpp-python, in the interpreter that has it: weights repacked at load (its default), or as they lie."""
 
-    def __init__(self, name, python, version, repack):
-        self.name, self.python, self.version, self.repack = name, python, version, repack
+    def __init__(self, name, python, version, repack, unused):
+        self.name, self.python, self.repack = name, python, repack
+        self.version = version + (f" built without {', '.join(unused)}" if unused else "")
+        self.note = f"{self.version}, which this CPU has; install it with CMAKE_ARGS=-DGGML_NATIVE=ON" if unused else ""
 
     @staticmethod
     def modes(python):
         """One engine for each mode that the installed version has."""
         done = run([python, LLAMA_CHILD, "--probe"], 60)
-        probe = json_line(done.stdout, "version", "can_repack")
-        version = f"llama-cpp-python {probe['version']}"
-        engines = [LlamaCppPython("llama.cpp", python, version, True)]
+        probe = json_line(done.stdout, "version", "can_repack", "system")
+        about = python, f"llama-cpp-python {probe['version']}"
+        unused = unused_features(probe["system"])
+        engines = [LlamaCppPython("llama.cpp", *about, True, unused)]
         if probe["can_repack"]:
-            engines.append(LlamaCppPython("llama.cpp, no repack", python, version, False))
+            engines.append(LlamaCppPython("llama.cpp, no repack", *about, False, unused))
         return engines
 
     def child(self, job, *arguments):
@@ -222,15 +233,15 @@ def split_spec(spec, option):
 
 
 def collect(arguments, default_program):
-    """All engines that are there, and a line about each that is not."""
-    engines, missing = [], []
+    """All engines that are there, and a line about each that is not, or not as it could be."""
+    engines, notes = [], []
 
     def add(label, make):
         try:
             made = make()
             engines.extend(made if isinstance(made, list) else [made])
         except EngineError as error:
-            missing.append(f"{label}: skipped: {error}")
+            notes.append(f"{label}: skipped: {error}")
 
     for spec in arguments.switchyard or [f"switchyard={default_program}"]:
         name, path, extra, _ = split_spec(spec if "=" in spec else f"switchyard={spec}", "--switchyard")
@@ -241,7 +252,7 @@ def collect(arguments, default_program):
     elif python or importlib.util.find_spec("llama_cpp"):
         add("llama-cpp-python", lambda: LlamaCppPython.modes(python or sys.executable))
     else:
-        missing.append("llama-cpp-python: skipped: not installed; pip install llama-cpp-python, or --llama-python PATH")
+        notes.append("llama-cpp-python: skipped: not installed; pip install llama-cpp-python, or --llama-python PATH")
     for spec in arguments.llama_bench:
         name, path, extra, batched = split_spec(spec, "--llama-bench")
         add(name, lambda: LlamaBench(name, path, extra, batched))
@@ -254,4 +265,5 @@ def collect(arguments, default_program):
     for name in names:
         if names.count(name) > 1:
             raise EngineError(f"two engines are called {name!r}")
-    return engines, missing
+    notes += dict.fromkeys(engine.note for engine in engines if getattr(engine, "note", ""))
+    return engines, notes

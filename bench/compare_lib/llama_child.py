@@ -119,7 +119,8 @@ def main():
     random.seed(1)
     if arguments.probe:
         fields = [name for name, *_ in llama_cpp.llama_model_params._fields_]
-        line = {"version": llama_cpp.__version__, "can_repack": "use_extra_bufts" in fields}
+        line = {"version": llama_cpp.__version__, "can_repack": "use_extra_bufts" in fields,
+                "system": llama_cpp.llama_print_system_info().decode()}
     elif arguments.first_token:
         Context(load(arguments), arguments.threads, 1, 256).steps(1)
         line = {}

@@ -1,8 +1,8 @@
 """From the runs of a comparison to its tables.
 
 A run is one engine in one round: {"model", "threads", "round", "engine", "version", "rates", "limits", "work", "machine",
-"first_token_s", "peak_rss_gb", "error"}; class Figures says what they hold. Ratios are taken round by round, so that what a shared machine gives and
-takes between rounds cancels; the median of them is shown.
+"first_token_s", "peak_rss_gb", "error"}; class Figures says what they hold. Ratios are taken round by round, so that what
+a shared machine gives and takes between rounds cancels; the median of them is shown.
 """
 import os
 import statistics
@@ -164,6 +164,9 @@ def report(runs, family, subject, markdown=False):
         parts += [f"### {title}" if markdown else title]
         if machine:
             parts += [f"Limits during the runs: {machine}."]
+        versions = in_order((run["engine"], run["version"]) for run in cell.runs if run["version"])
+        if versions:
+            parts += ["Versions: " + "; ".join(f"{engine}: {version}" for engine, version in versions) + "."]
         parts += [table(rates_table(cell, family))] if cell.names else []
         processes = processes_table(cell)
         parts += [table(processes)] if len(processes) > 1 else []
