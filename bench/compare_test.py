@@ -33,10 +33,12 @@ if sys.argv[1] == "bench":
     rows = int(option("-b", "1"))
     rate = pace(f'"-b", "{rows}"')
     print(json.dumps({"pp_tps": 300 * rate, "tg_tps": 40 * rows * rate, "pp_share_of_limit": 0.5 * rate,
-                      "tg_share_of_limit": 0.8 * rate, "peak_type": "int8", "read_gbps": 50 if "f16" in sys.argv else 25, "f32_gops": 200, "bf16_gops": 400, "int8_gops": 800}))
+                      "tg_share_of_limit": 0.8 * rate, "peak_type": "int8", "read_gbps": 50 if "f16" in sys.argv else 25,
+                      "f32_gops": 200, "bf16_gops": 400, "int8_gops": 800}))
 """
 PYTHON = SLOWER + """
-if "--probe" in sys.argv: print(json.dumps({"version": "1.2", "can_repack": True, "system": "AVX2 = 1 | AVX512 = 1 | AVX512_VNNI = 1 | AVX512_BF16 = 1"}))
+system = "AVX2 = 1 | AVX512 = 1 | AVX512_VNNI = 1 | AVX512_BF16 = 1"
+if "--probe" in sys.argv: print(json.dumps({"version": "1.2", "can_repack": True, "system": system}))
 elif "--first-token" in sys.argv: print("{}")
 else:
     is_plain = "--no-repack" in sys.argv
@@ -60,7 +62,8 @@ print("|     1 |     16 |    4 |     68 |    0.100 |    10.00 |    1.000 |    64
 def bench_line(scheme, rows):
     return {"scheme": scheme, "batch": rows, "prompt": 512, "step_gop": 2.0 * rows, "step_gb": 0.5 * rows**0.5,
             "tg_tps": 30.0 * rows**0.7, "tg_share_of_limit": 0.5, "pass_gop": 900.0, "pass_gb": 3.0,
-            "pp_share_of_limit": 0.6, "peak_gops": 800, "read_gbps": 40 + rows, "f32_gops": 200, "bf16_gops": 400, "int8_gops": 800}
+            "pp_share_of_limit": 0.6, "peak_gops": 800, "read_gbps": 40 + rows, "f32_gops": 200, "bf16_gops": 400,
+            "int8_gops": 800}
 
 
 def lines_of(*schemes):
@@ -202,8 +205,8 @@ print(json.dumps({"pp_tps": 1.0, "tg_tps": 2.0 * int(option("-b")), "load_s": 3,
         pid_file = os.path.join(self.folder, "pid")
         engine = self.program("engine", f"import os, time\nopen({pid_file + '.part'!r}, 'w').write(str(os.getpid()))\n"
                               f"os.rename({pid_file + '.part'!r}, {pid_file!r})\ntime.sleep(600)")
-        compare = subprocess.Popen([sys.executable, os.path.join(HERE, "compare"), self.model, "--no-llama-python", "--threads", "2",
-                                    "--switchyard", self.program("switchyard", SWITCHYARD), "--engine", f"slow={engine}"],
+        compare = subprocess.Popen([sys.executable, os.path.join(HERE, "compare"), self.model, "--no-llama-python",
+                                    "--threads", "2", "--switchyard", self.program("switchyard", SWITCHYARD), "--engine", f"slow={engine}"],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         while not os.path.exists(pid_file):
             self.assertIsNone(compare.poll())

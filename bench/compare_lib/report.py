@@ -59,8 +59,8 @@ class Cell:
 
     def share(self, engine, name):
         """The median share of the limit."""
-        pairs = [(run["rates"][name], self.limit(run, name)) for run in self.runs if run["engine"] == engine and name in run["rates"]]
-        shares = [rate / limit for rate, limit in pairs if limit]
+        runs = [run for run in self.runs if run["engine"] == engine and name in run["rates"] and self.limit(run, name)]
+        shares = [run["rates"][name] / self.limit(run, name) for run in runs]
         return statistics.median(shares) if shares else None
 
     def of_process(self, engine, field):
