@@ -206,7 +206,8 @@ print(json.dumps({"pp_tps": 1.0, "tg_tps": 2.0 * int(option("-b")), "load_s": 3,
         engine = self.program("engine", f"import os, time\nopen({pid_file + '.part'!r}, 'w').write(str(os.getpid()))\n"
                               f"os.rename({pid_file + '.part'!r}, {pid_file!r})\ntime.sleep(600)")
         compare = subprocess.Popen([sys.executable, os.path.join(HERE, "compare"), self.model, "--no-llama-python",
-                                    "--threads", "2", "--switchyard", self.program("switchyard", SWITCHYARD), "--engine", f"slow={engine}"],
+                                    "--threads", "2", "--switchyard", self.program("switchyard", SWITCHYARD),
+                                    "--engine", f"slow={engine}"],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         while not os.path.exists(pid_file):
             self.assertIsNone(compare.poll())
