@@ -53,6 +53,8 @@ else: rows = [(512, 0, [150.0, 170.0, 160.0]), (0, 64, [30.0])]
 print(json.dumps([{"n_prompt": p, "n_gen": n, "samples_ts": s, "build_commit": "abc"} for p, n, s in rows]))
 """
 BATCHED = """
+import sys
+sys.stdout = sys.stderr
 print("|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |")
 print("|-------|--------|------|--------|----------|----------|----------|----------|----------|----------|")
 print("|     1 |     16 |    4 |     68 |    0.100 |    10.00 |    1.000 |    64.00 |    1.100 |    61.82 |")

@@ -167,19 +167,19 @@ class LlamaBench:
             done = run([self.batched, "-m", job.model, "-t", str(job.threads), "-c", str(context), "-b", "2048", "-ub", "512",
                         "-npp", "1", "-ntg", str(job.batch_tokens), "-npl", ",".join(map(str, job.several)), "-fa", "on",
                         *self.batched_arguments], job.timeout, job.threads, folder)
-        rates = batched_rates(done.stdout)
+        rates = batched_rates(done.stdout + done.stderr)  # llama.cpp writes the table here, ik_llama.cpp there
         if not rates:
             raise EngineError("llama-batched-bench wrote no table")
         return rates
 
     def runs(self, job):
         _, rows = self.bench(job, job.prompt, job.tokens, job.repeats)
-        self.version = next((f"commit {commit}" for _, _, commit in rows if commit), "")
+        self.version = next((f"commit {commit}" for _, _, commit in rows if commit not in (None, "unknown")), "")
         yield Figures({job.prefill if is_prefill else decode(1): rate for is_prefill, rate, _ in rows})
-        if job.several and os.access(self.batched, os.X_OK):
-            yield Figures({decode(rows): rate for rows, rate in self.several(job).items()})
         done, _ = self.bench(job, 1, 0, 1)
         yield Figures(first_token_s=done.seconds, peak_rss_gb=done.peak_rss_gb)
+        if job.several and os.access(self.batched, os.X_OK):
+            yield Figures({decode(rows): rate for rows, rate in self.several(job).items()})
 
 
 def batched_rates(table):

@@ -14,6 +14,7 @@ class EngineError(Exception):
 @dataclass
 class Finished:
     stdout: str
+    stderr: str
     seconds: float  # wall time from start to exit
     peak_rss_gb: float  # of the program or of the largest of its children
 
@@ -43,10 +44,11 @@ def run(command, timeout, threads=None, cwd=None):
         seconds = time.perf_counter() - start
         out.seek(0)
         err.seek(0)
+        complaints = err.read()
         if process.returncode != 0:
-            reason = last_line(err.read()) or "nothing on standard error"
+            reason = last_line(complaints) or "nothing on standard error"
             raise EngineError(f"exit code {process.returncode}: {reason}")
-        return Finished(out.read(), seconds, usage.ru_maxrss * 1024 / 1e9)
+        return Finished(out.read(), complaints, seconds, usage.ru_maxrss * 1024 / 1e9)
 
 
 def wait(process, timeout):
