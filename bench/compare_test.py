@@ -235,7 +235,8 @@ class PartsTest(unittest.TestCase):
             json_line("", "a")
 
     def test_batched_table(self):
-        self.assertEqual(batched_rates("| 1 | 2 | x |\n|  32 |  16 |  4 |  68 | 0.1 | 10 | 1.0 | 64.5 | 1.1 | 61 |"), {4: 64.5})
+        row = "|  1 |  16 |  4 |  68 | 0.1 | 10 | 1.0 | {} | 1.1 | 61 |\n"
+        self.assertEqual(batched_rates("| 1 | 2 | x |\n" + row.format(64.5) + row.format(65.5)), {4: 65})
 
     def test_timeout(self):
         with self.assertRaisesRegex(EngineError, "longer than 0.2 s"):

@@ -165,7 +165,8 @@ class LlamaBench:
         context = max(job.several) * 256 * -(-(job.batch_tokens + 1) // 256)
         with tempfile.TemporaryDirectory() as folder:
             done = run([self.batched, "-m", job.model, "-t", str(job.threads), "-c", str(context), "-b", "2048", "-ub", "512",
-                        "-npp", "1", "-ntg", str(job.batch_tokens), "-npl", ",".join(map(str, job.several)), "-fa", "on",
+                        "-npp", "1", "-ntg", str(job.batch_tokens), "-npl", ",".join(map(str, job.several * job.repeats)),
+                        "-fa", "on",
                         *self.batched_arguments], job.timeout, job.threads, folder)
         rates = batched_rates(done.stdout + done.stderr)  # llama.cpp writes the table here, ik_llama.cpp there
         if not rates:
@@ -183,13 +184,13 @@ class LlamaBench:
 
 
 def batched_rates(table):
-    """Rows to tokens per second, from the table | PP | TG | B | N_KV | T_PP | S_PP | T_TG | S_TG | T | S |."""
+    """Rows to their median tokens per second, from the table | PP | TG | B | N_KV | T_PP | S_PP | T_TG | S_TG | T | S |."""
     rates = {}
     for line in table.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if len(cells) == 10 and cells[2].isdigit():
-            rates[int(cells[2])] = float(cells[7])
-    return rates
+            rates.setdefault(int(cells[2]), []).append(float(cells[7]))
+    return {rows: statistics.median(repeats) for rows, repeats in rates.items()}
 
 
 class Command:
