@@ -177,6 +177,13 @@ double StepBytes(const Model& model, size_t batch) {
   return all + layers * expert * (wanted - k);
 }
 
+// Billions of operations with weights in a pass of `tokens` tokens, of which `heads` need the head.
+double PassGop(const Model& model, size_t tokens, size_t heads) {
+  const double macs = static_cast<double>(tokens) * static_cast<double>(model.active_params()) +
+                      static_cast<double>(heads) * static_cast<double>(model.head_params());
+  return 2 * macs / 1e9;
+}
+
 // Bytes of the KV cache that a step of `batch` sequences reads, on average over `count` steps.
 double StepKvBytes(const Executor& executor, const ModelConfig& config, const Options& options) {
   const double layer_bytes = static_cast<double>(executor.cache().bytes_per_token()) /
@@ -307,6 +314,7 @@ int Run(const Options& options, const Settings& settings) {
     WriteFile("--html", options.html, ProfilePage("Profile of " + name, facts, phases));
   }
   if (options.json) {
+    const size_t pass = std::min(options.prompt, chunk);  // tokens of a prompt that go together
     nlohmann::ordered_json line = {{"pp_tps", prefill.Median()},
                                    {"pp_tps_spread", prefill.Spread()},
                                    {"tg_tps", decode.Median()},
@@ -323,6 +331,9 @@ int Run(const Options& options, const Settings& settings) {
                                    {"int8_gops", limits.int8_gops},
                                    {"step_gb", step_gb},
                                    {"step_kv_gb", kv_gb},
+                                   {"step_gop", PassGop(model, options.batch, options.batch)},
+                                   {"pass_gb", StepBytes(model, pass) / 1e9},
+                                   {"pass_gop", PassGop(model, pass, 1)},
                                    {"tg_share_of_limit", tg_share},
                                    {"pp_share_of_limit", pp_share},
                                    {"threads", loaded.pool->num_threads()},
