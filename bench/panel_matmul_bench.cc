@@ -59,7 +59,16 @@ const std::vector<Row>& AllRows() {
       {"Q6_K", Plain(DType::kGgmlQ6K)},
       {"IQ4_NL", Plain(DType::kGgmlIq4Nl)},
       {"IQ4_XS", Plain(DType::kGgmlIq4Xs)},
-      {"MXFP4", Plain(DType::kGgmlMxFp4)}};
+      {"MXFP4", Plain(DType::kGgmlMxFp4)},
+      {"IQ3_S", Plain(DType::kGgmlIq3S)},
+      {"IQ3_XXS", Plain(DType::kGgmlIq3Xxs)},
+      {"IQ2_S", Plain(DType::kGgmlIq2S)},
+      {"IQ2_XS", Plain(DType::kGgmlIq2Xs)},
+      {"IQ2_XXS", Plain(DType::kGgmlIq2Xxs)},
+      {"IQ1_S", Plain(DType::kGgmlIq1S)},
+      {"IQ1_M", Plain(DType::kGgmlIq1M)},
+      {"TQ1_0", Plain(DType::kGgmlTq10)},
+      {"TQ2_0", Plain(DType::kGgmlTq20)}};
   return rows;
 }
 

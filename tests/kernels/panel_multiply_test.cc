@@ -65,7 +65,8 @@ class FieldWriter {
       case PanelScales::kE4M3: Put(0, DType::kF32, next()); break;
       case PanelScales::kSuperU8:
       case PanelScales::kSuperI8:
-      case PanelScales::kSuperU4: Field(layout_.d_at, layout_.supers, DType::kF16, next); break;
+      case PanelScales::kSuperU4:
+      case PanelScales::kSuperOdd: Field(layout_.d_at, layout_.supers, DType::kF16, next); break;
     }
     if (format_.offsets == PanelOffsets::kF16)
       Field(layout_.offset_at, layout_.groups, DType::kF16, next);
@@ -75,7 +76,7 @@ class FieldWriter {
   // The small integers that Write leaves alone.
   void WriteBytes(uint8_t scale, uint8_t offset) const {
     if (ScaleBytes(format_.scales) == 1 && format_.scales != PanelScales::kE8M0)
-      std::memset(panel_ + layout_.scale_at, scale, layout_.groups * kPanelRows);
+      std::memset(panel_ + layout_.scale_at, scale, layout_.num_scales * kPanelRows);
     if (OffsetBytes(format_) == 1)
       std::memset(panel_ + layout_.offset_at, offset, layout_.groups * kPanelRows);
   }
@@ -430,6 +431,10 @@ std::vector<MatrixFormat> FewFormats() {
           Plain(DType::kGgmlQ2K),
           Plain(DType::kGgmlQ4K),
           Plain(DType::kGgmlQ6K),
+          Plain(DType::kGgmlIq3S),
+          Plain(DType::kGgmlIq2Xs),
+          Plain(DType::kGgmlIq1M),
+          Plain(DType::kGgmlTq10),
           Scaled(DType::kI8, DType::kF32, 1, kAll),
           Scaled(DType::kU4, DType::kF16, 1, 32, true),
           Scaled(DType::kU4, DType::kF16, 1, 96, true),

@@ -190,8 +190,6 @@ TEST(FindPanelFormat, WhatHasNoPanels) {
   EXPECT_FALSE(FindPanelFormat(Plain(DType::kI8), 64));
   EXPECT_FALSE(FindPanelFormat(Plain(DType::kBF16), 0));
   EXPECT_FALSE(FindPanelFormat(Scaled(DType::kBF16, DType::kF32, 1, 32), 64));
-  for (DType dtype : {DType::kGgmlIq3S, DType::kGgmlIq2Xxs, DType::kGgmlIq1S, DType::kGgmlTq10})
-    EXPECT_FALSE(FindPanelFormat(Plain(dtype), 256)) << DTypeName(dtype);
   // Groups of 24 columns, scales of 8 rows, of whole rows with zero points.
   EXPECT_FALSE(FindPanelFormat(Scaled(DType::kI8, DType::kF32, 1, 24), 64));
   EXPECT_FALSE(FindPanelFormat(Scaled(DType::kI8, DType::kF32, 8, 32), 64));
@@ -240,6 +238,15 @@ TEST(LayoutOf, BytesOfOneBlock) {
       {Plain(DType::kGgmlQ5K), 256, kPanelRows * (160 + 16 + 4)},
       {Plain(DType::kGgmlQ6K), 256, kPanelRows * 210},
       {Plain(DType::kGgmlIq4Xs), 256, kPanelRows * (128 + 8 + 2)},
+      {Plain(DType::kGgmlIq3S), 256, kPanelRows * 110},
+      {Plain(DType::kGgmlIq3Xxs), 256, kPanelRows * (98 + 4)},
+      {Plain(DType::kGgmlIq2S), 256, kPanelRows * 82},
+      {Plain(DType::kGgmlIq2Xs), 256, kPanelRows * (74 + 4)},
+      {Plain(DType::kGgmlIq2Xxs), 256, kPanelRows * (66 + 4)},
+      {Plain(DType::kGgmlIq1S), 256, kPanelRows * (50 + 4)},
+      {Plain(DType::kGgmlIq1M), 256, kPanelRows * (56 + 2)},
+      {Plain(DType::kGgmlTq10), 256, kPanelRows * 54},
+      {Plain(DType::kGgmlTq20), 256, kPanelRows * 66},
       {Scaled(DType::kI4, DType::kF16, 1, 32), 32, kPanelRows * 18},
       {Scaled(DType::kI8, DType::kF32, 1, 32), 32, kPanelRows * 36},
       {Scaled(DType::kU4, DType::kF16, 1, 128, true), 128, kPanelRows * (64 + 2 + 1)},

@@ -9,6 +9,7 @@
 
 #include "quant/expert_matmul.h"
 #include "quant/matrix.h"
+#include "quant/panel_matmul.h"
 #include "testing/random.h"
 
 namespace switchyard {
@@ -81,6 +82,34 @@ TEST_F(WeightPacker, ValuesStayAndTheSourceIsReleased) {
   EXPECT_EQ(released_[reinterpret_cast<const std::byte*>(q.data())], kRows * kCols * 2);
   EXPECT_GE(packed.data, panels_->data());
   EXPECT_LT(packed.data, panels_->data() + panels_->size());
+}
+
+// Blocks of ggml with codebooks, whose panels take no more than a tenth more than they.
+TEST_F(WeightPacker, BlocksOfCodebooksGoToo) {
+  constexpr size_t kBlockCols = 512;
+  for (DType dtype : {DType::kGgmlIq3S, DType::kGgmlIq3Xxs, DType::kGgmlIq2S, DType::kGgmlIq2Xs,
+                      DType::kGgmlIq2Xxs, DType::kGgmlIq1S, DType::kGgmlIq1M, DType::kGgmlTq10,
+                      DType::kGgmlTq20}) {
+    SCOPED_TRACE(DTypeName(dtype));
+    std::vector<uint8_t> blocks(BytesOf(dtype, kRows * kBlockCols));
+    auto random = testing::MakeRandom(10);
+    for (uint8_t& byte : blocks) byte = static_cast<uint8_t>(random() & 0x3b);  // finite scales
+    const WeightMatrix source = WeightMatrix::Dense(
+        reinterpret_cast<const std::byte*>(blocks.data()), dtype, kRows, kBlockCols);
+    WeightMatrix& matrix = weights_.layers[0].attention.q;
+    matrix = source;
+    Pack();
+    ASSERT_TRUE(matrix.format.in_panels);
+    EXPECT_EQ(released_[source.data], blocks.size());
+    EXPECT_LE(quant::PanelBytes(matrix.format, 64, kBlockCols) * 10,
+              BytesOf(dtype, 64 * kBlockCols) * 11);
+    std::vector<float> expected(kBlockCols), row(kBlockCols);
+    for (size_t n = 0; n < kRows; ++n) {
+      quant::DecodeMatrixRow(source.AsBank(), 0, n, expected.data());
+      quant::DecodeMatrixRow(matrix.AsBank(), 0, n, row.data());
+      ASSERT_EQ(row, expected) << n;
+    }
+  }
 }
 
 TEST_F(WeightPacker, ALargeMatrixGoesPieceByPiece) {

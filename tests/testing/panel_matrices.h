@@ -23,9 +23,11 @@ using kernels::CodeRow;
 using kernels::kPanelRows;
 
 inline constexpr DType kGgmlTypes[] = {
-    DType::kGgmlQ40,   DType::kGgmlQ41,   DType::kGgmlQ50,  DType::kGgmlQ51, DType::kGgmlQ80,
-    DType::kGgmlQ2K,   DType::kGgmlQ3K,   DType::kGgmlQ4K,  DType::kGgmlQ5K, DType::kGgmlQ6K,
-    DType::kGgmlIq4Nl, DType::kGgmlIq4Xs, DType::kGgmlMxFp4};
+    DType::kGgmlQ40,   DType::kGgmlQ41,   DType::kGgmlQ50,    DType::kGgmlQ51,  DType::kGgmlQ80,
+    DType::kGgmlQ2K,   DType::kGgmlQ3K,   DType::kGgmlQ4K,    DType::kGgmlQ5K,  DType::kGgmlQ6K,
+    DType::kGgmlIq4Nl, DType::kGgmlIq4Xs, DType::kGgmlMxFp4,  DType::kGgmlIq3S, DType::kGgmlIq3Xxs,
+    DType::kGgmlIq2S,  DType::kGgmlIq2Xs, DType::kGgmlIq2Xxs, DType::kGgmlIq1S, DType::kGgmlIq1M,
+    DType::kGgmlTq10,  DType::kGgmlTq20};
 
 inline MatrixFormat Plain(DType dtype) { return {.dtype = dtype}; }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/panels/grid.h"
 #include "kernels/panels/panel.h"
 
 namespace switchyard::kernels {
@@ -8,6 +9,17 @@ namespace {
 constexpr size_t kLine = 64;
 
 size_t ToLines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+PanelFormat Codebook(PanelCodes codes, uint8_t bias, size_t group) {
+  return {codes,     PanelValues::kLinear, bias, PanelScales::kSuperOdd, PanelOffsets::kNone, group,
+          kSuperCols};
+}
+
+size_t UnitBytes(PanelCodes codes) {
+  if (codes == PanelCodes::kTernary) return kTernaryWords * kWordBytes / kSuperUnits;
+  if (IsGrid(codes)) return GridOf(codes).super_bytes() / kSuperUnits;
+  return UnitWords(codes) * kWordBytes;
+}
 
 // Formats of ggml: blocks with their scales inside.
 std::optional<PanelFormat> GgmlPanels(DType dtype) {
@@ -35,6 +47,17 @@ std::optional<PanelFormat> GgmlPanels(DType dtype) {
       return PanelFormat{C::kBits6, V::kLinear, 32, S::kSuperI8, O::kNone, 16, 256};
     case DType::kGgmlIq4Xs:
       return PanelFormat{C::kBits4, V::kIq4Nl, 0, S::kSuperI8, O::kNone, 32, 256};
+    case DType::kGgmlIq3S: return Codebook(C::kIq3S, kSignedBias, 32);
+    case DType::kGgmlIq3Xxs: return Codebook(C::kIq3Xxs, kSignedBias, 32);
+    case DType::kGgmlIq2S: return Codebook(C::kIq2S, kSignedBias, 16);
+    case DType::kGgmlIq2Xs: return Codebook(C::kIq2Xs, kSignedBias, 16);
+    case DType::kGgmlIq2Xxs: return Codebook(C::kIq2Xxs, kSignedBias, 32);
+    case DType::kGgmlIq1S: return Codebook(C::kIq1, kIq1Bias, 32);
+    case DType::kGgmlIq1M: return Codebook(C::kIq1, kIq1Bias, 16);
+    case DType::kGgmlTq10:
+      return PanelFormat{C::kTernary, V::kLinear, 1, S::kF16, O::kNone, 256, 256};
+    case DType::kGgmlTq20:
+      return PanelFormat{C::kBits2, V::kLinear, 1, S::kF16, O::kNone, 256, 256};
     default: return {};
   }
 }
@@ -129,13 +152,14 @@ PanelLayout LayoutOf(const PanelFormat& format, size_t cols) {
     at += ToLines(count * kPanelRows * bytes);
     return start;
   };
-  layout.scale_at = field(layout.groups, ScaleBytes(format.scales));
+  layout.num_scales = layout.groups / (format.scales == PanelScales::kSuperOdd ? 2 : 1);
+  layout.scale_at = field(layout.num_scales, ScaleBytes(format.scales));
   layout.offset_at = field(layout.groups, OffsetBytes(format));
   if (format.scales == PanelScales::kSuperU4) layout.offset_at = layout.scale_at;
   layout.d_at = field(layout.supers, 2);
   layout.dmin_at = field(format.offsets == PanelOffsets::kSuperMin ? layout.supers : 0, 2);
   layout.units_at = at;
-  layout.unit_bytes = UnitWords(format.codes) * kWordBytes;
+  layout.unit_bytes = UnitBytes(format.codes);
   layout.panel_bytes = at + layout.num_units() * layout.unit_bytes;
   return layout;
 }

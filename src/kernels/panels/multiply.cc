@@ -10,7 +10,7 @@
 #include <hwy/highway.h>
 
 #include "kernels/panels/scratch.h"
-#include "kernels/panels/unpack-inl.h"
+#include "kernels/panels/unpack_grid-inl.h"
 #include "switchyard/core/macros.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -62,7 +62,7 @@ struct Int8Dot {
                                       hn::BitCast(d8, hn::Set(DU32(), word)), sum);
   }
 };
-// Codes below 64: the products of a pair of columns stay below 2 * 63 * 128 < 2^15, so the form
+// Bytes below 128: the products of a pair of columns stay below 2 * 127 * 128 < 2^15, so the form
 // that saturates, which older CPUs have, does not.
 #if HWY_TARGET > HWY_AVX3_DL
 struct SmallInt8Dot : Int8Dot {
@@ -514,7 +514,7 @@ HWY_INLINE void AllTiles(const TileArgs& args, size_t num_rows) {
   }
 }
 
-// The codes are small if no byte of a line reaches 64.
+// The codes are small if no byte of a line reaches 128.
 bool HasSmallBytes(const PanelFormat& format) {
   return format.codes != PanelCodes::kBytes && format.values != PanelValues::kIq4Nl;
 }
@@ -614,13 +614,13 @@ HWY_INLINE void PackedTiles(const TileArgs& args, size_t num_rows) {
 HWY_INLINE void UnpackLines(const PanelFormat& format, PanelPath path, const uint8_t* unit,
                             size_t units, uint32_t* lines) {
   switch (path) {
-    case PanelPath::kInt8: return UnpackCodes<PanelPath::kInt8>(format, unit, units, lines);
+    case PanelPath::kInt8: return UnpackAnyCodes<PanelPath::kInt8>(format, unit, units, lines);
     case PanelPath::kBF16:
 #if HWY_NATIVE_DOT_BF16
-      UnpackCodes<PanelPath::kBF16>(format, unit, units, lines);
+      UnpackAnyCodes<PanelPath::kBF16>(format, unit, units, lines);
 #endif
       return;
-    case PanelPath::kF32: return UnpackCodes<PanelPath::kF32>(format, unit, units, lines);
+    case PanelPath::kF32: return UnpackAnyCodes<PanelPath::kF32>(format, unit, units, lines);
   }
 }
 

@@ -9,7 +9,9 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
+#include "kernels/panels/grid.h"
 #include "kernels/panels/pack_blocks-inl.h"
+#include "kernels/panels/pack_grid-inl.h"
 #include "switchyard/core/macros.h"
 
 #ifndef SWITCHYARD_KERNELS_PANELS_PACK_SOURCE_
@@ -50,8 +52,9 @@ HWY_INLINE void EachPanelBlock(const PanelSource& from, const Pack& pack) {
   std::array<const uint8_t*, kPanelRows> rows = from.rows;
   for (size_t i = 0; i < num_blocks; ++i) {
     const size_t group = i * kElements / from.format.group;
+    const size_t scale = group * layout.num_scales / layout.groups;
     pack(rows.data(), BlockOut{from.Unit(i * kElements / kUnitCols),
-                               from.Field(layout.scale_at, group, ScaleBytes(from.format.scales)),
+                               from.Field(layout.scale_at, scale, ScaleBytes(from.format.scales)),
                                from.Field(layout.offset_at, group, OffsetBytes(from.format)),
                                from.Field(layout.d_at, i, 2), from.Field(layout.dmin_at, i, 2)});
     for (const uint8_t*& row : rows) row += kBytes;
@@ -119,6 +122,15 @@ void PackCodes(const PanelSource& from) {
     case DType::kGgmlQ5K: return EachPanelBlock<256, 176>(from, PackQ5K);
     case DType::kGgmlQ6K: return EachPanelBlock<256, 210>(from, PackQ6K);
     case DType::kGgmlIq4Xs: return EachPanelBlock<256, 136>(from, PackIq4Xs);
+    case DType::kGgmlIq3S: return EachPanelBlock<256, 110>(from, PackIq3S);
+    case DType::kGgmlIq3Xxs: return EachPanelBlock<256, 98>(from, PackIq3Xxs);
+    case DType::kGgmlIq2S: return EachPanelBlock<256, 82>(from, PackIq2S);
+    case DType::kGgmlIq2Xs: return EachPanelBlock<256, 74>(from, PackIq2Xs);
+    case DType::kGgmlIq2Xxs: return EachPanelBlock<256, 66>(from, PackIq2Xxs);
+    case DType::kGgmlIq1S: return EachPanelBlock<256, 50>(from, PackIq1S);
+    case DType::kGgmlIq1M: return EachPanelBlock<256, 56>(from, PackIq1M);
+    case DType::kGgmlTq10: return EachPanelBlock<256, 54>(from, PackTq10);
+    case DType::kGgmlTq20: return EachPanelBlock<256, 66>(from, PackTq20);
     case DType::kBF16:
     case DType::kF16: return EachPanelUnit<16>(from, StoreHalves);
     case DType::kI8:
@@ -230,19 +242,17 @@ uint32_t ZeroWord(const PanelFormat& format, size_t i) {
     case PanelCodes::kBits5: return i < 4 ? nibbles(bias & 15) : bits(bias >> 4);
     case PanelCodes::kBits6: return i < 4 ? nibbles(bias & 15) : pairs(bias >> 4);
     case PanelCodes::kBytes: return bias * 0x01010101u;
-    case PanelCodes::kE4M3:
-    case PanelCodes::kBF16:
-    case PanelCodes::kF16:
-    case PanelCodes::kF32: return 0;
+    default: return 0;
   }
-  return 0;
 }
 
 // Rows first.. become 0.
 void ClearRows(const PanelSource& to, size_t first) {
   const PanelLayout& layout = to.layout;
   const size_t num_rows = kPanelRows - first;
-  for (size_t i = 0; i < layout.cols / kUnitCols; ++i) {
+  // Of super-blocks the scale alone: their codes lie in no words of one row, or have no 0.
+  const size_t num_units = LiesBySupers(to.format.codes) ? 0 : layout.cols / kUnitCols;
+  for (size_t i = 0; i < num_units; ++i) {
     for (size_t w = 0; w < UnitWords(to.format.codes); ++w)
       std::fill_n(to.Unit(i) + w * kPanelRows + first, num_rows, ZeroWord(to.format, w));
   }
@@ -250,7 +260,7 @@ void ClearRows(const PanelSource& to, size_t first) {
     for (size_t i = 0; i < count; ++i)
       std::memset(to.Field(at, i, bytes) + first * bytes, 0, num_rows * bytes);
   };
-  clear(layout.scale_at, layout.groups, ScaleBytes(to.format.scales));
+  clear(layout.scale_at, layout.num_scales, ScaleBytes(to.format.scales));
   clear(layout.offset_at, layout.groups, OffsetBytes(to.format));
   clear(layout.d_at, layout.supers, 2);
   if (to.format.offsets == PanelOffsets::kSuperMin) clear(layout.dmin_at, layout.supers, 2);

@@ -2,7 +2,9 @@
 #include <cstring>
 
 #include "kernels/ggml/grids.h"
+#include "kernels/panels/grid.h"
 #include "kernels/panels/pack.h"
+#include "kernels/panels/values.h"
 #include "switchyard/core/small_floats.h"
 
 namespace switchyard::kernels {
@@ -27,6 +29,7 @@ class PanelNumber {
       case PanelCodes::kE4M3: return DecodeE4M3(static_cast<uint8_t>(Code()));
       default: break;
     }
+    if (IsGrid(format_.codes)) return static_cast<float>(OfCodebook());
     const uint32_t code = Code();
     switch (format_.values) {
       case PanelValues::kLinear:
@@ -52,6 +55,11 @@ class PanelNumber {
       case PanelScales::kSuperI8: return OfSuper(layout_.d_at) * InField<int8_t>(at);
       case PanelScales::kSuperU4:
         return OfSuper(layout_.d_at) * static_cast<float>(InField<uint8_t>(at) & 15);
+      case PanelScales::kSuperOdd: {
+        const auto pair = Read<uint8_t>(panel_ + at, group_ / 2 * kPanelRows + row_);
+        const int nibble = (pair >> (group_ % 2 * 4)) & 15;
+        return OfSuper(layout_.d_at) * static_cast<float>(2 * nibble + 1) * TableFactor(format_);
+      }
     }
     return 1.0f;
   }
@@ -117,11 +125,64 @@ class PanelNumber {
       case PanelCodes::kBits6: return nibble() | pair(4) << 4;
       case PanelCodes::kBytes:
       case PanelCodes::kE4M3: return ByteOfWord(c / 4, b);
-      case PanelCodes::kBF16:
-      case PanelCodes::kF16:
-      case PanelCodes::kF32: break;
+      case PanelCodes::kTernary: return TernaryDigit();
+      default: break;
     }
     return 0;
+  }
+
+  const std::byte* SuperBlock() const {
+    return panel_ + layout_.units_at + col_ / kSuperCols * kSuperUnits * layout_.unit_bytes;
+  }
+  uint32_t TernaryDigit() const {
+    const size_t line = col_ % kSuperCols / 4;
+    for (size_t word = 0; word < kTernaryWords; ++word) {
+      uint32_t rest = Read<uint8_t>(SuperBlock() + word * kWordBytes, row_ * 4 + col_ % 4);
+      for (size_t digit = 0; digit < TernaryDigits(word); ++digit) {
+        if (TernaryLine(word, digit) == line) return rest * 3 >> 8;
+        rest = rest * 3 & 255;
+      }
+    }
+    return 0;
+  }
+
+  // The high bits of a unit.
+  uint32_t HighBits(const GridLayout& grid, size_t unit) const {
+    const std::byte* highs = SuperBlock() + grid.highs_at();
+    switch (grid.high_bits) {
+      case 4: return Read<uint8_t>(highs, unit / 2 * kPanelRows + row_) >> (unit % 2 * 4) & 15;
+      case 8: return Read<uint8_t>(highs, unit * kPanelRows + row_);
+      case 16: return Read<uint16_t>(highs, unit * kPanelRows + row_);
+      default: return 0;
+    }
+  }
+  int OfCodebook() const {
+    const GridLayout grid = GridOf(format_.codes);
+    const size_t unit = col_ % kSuperCols / kUnitCols;
+    const size_t c = col_ % kUnitCols;
+    const size_t width = kUnitCols / grid.entries();
+    const size_t entry = c / width;
+    const size_t bits = grid.high_bits / grid.entries();
+    const std::byte* indices = SuperBlock() + unit * grid.index_words * kWordBytes;
+    const std::byte* word = indices + entry / 4 * kWordBytes;
+    const uint32_t high = HighBits(grid, unit) >> (bits * entry) & ((1u << bits) - 1);
+    const uint32_t low = Read<uint8_t>(word, row_ * 4 + entry % 4);
+    const auto value = [&](const auto& book, uint32_t index) {
+      return int{book[index * width + c % width]};
+    };
+    if (format_.codes == PanelCodes::kIq1)
+      return 8 * value(ggml::kIq1Grid, low | (high & 7) << 8) + (high < 8 ? 1 : -1);
+    const uint32_t index = low | high << 8;
+    const uint8_t signs =
+        Read<uint8_t>(SuperBlock() + grid.signs_at() + unit * kWordBytes, row_ * 4 + c / 8);
+    const int sign = (signs >> (c % 8) & 1) == 0 ? 1 : -1;
+    switch (format_.codes) {
+      case PanelCodes::kIq2Xxs: return sign * value(ggml::kIq2XxsGrid, index);
+      case PanelCodes::kIq2Xs: return sign * value(ggml::kIq2XsGrid, index);
+      case PanelCodes::kIq2S: return sign * value(ggml::kIq2SGrid, index);
+      case PanelCodes::kIq3Xxs: return sign * value(ggml::kIq3XxsGrid, index);
+      default: return sign * value(ggml::kIq3SGrid, index);
+    }
   }
   uint16_t HalfOfUnit() const {
     const size_t c = col_ % kUnitCols;

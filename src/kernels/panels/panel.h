@@ -27,6 +27,9 @@
 //   16 bits  halves: word 2j = {c[4j], c[4j + 2]}, word 2j + 1 = {c[4j + 1], c[4j + 3]}: the order
 //            in which pairs come out of 8-bit words without a shuffle
 //   32 bits  word k = c[k]
+//
+// Codes that are indices into a codebook whose entries are several columns (IQ1 to IQ3 of ggml), or
+// digits of base 3 (TQ1_0), lie by super-blocks of 8 units: grid.h.
 #pragma once
 
 #include <cstddef>
@@ -53,7 +56,14 @@ enum class PanelCodes : uint8_t {
   kE4M3,   // 8 bits
   kBF16,
   kF16,
-  kF32
+  kF32,
+  kTernary,  // TQ1_0
+  kIq1,      // IQ1_S, IQ1_M
+  kIq2Xxs,
+  kIq2Xs,
+  kIq2S,
+  kIq3Xxs,
+  kIq3S
 };
 
 // What a code of at most 8 bits stands for.
@@ -76,7 +86,9 @@ enum class PanelScales : uint8_t {
   kE4M3,     // field u8, times an f32 of the whole matrix, which is the header (f32 [1])
   kSuperU8,  // field u8 scales, and a field f16 d of super-blocks: scale * d
   kSuperI8,  // field i8 scales, and d
-  kSuperU4   // field u8: scale in the low nibble, min in the high one; and d (Q2_K)
+  kSuperU4,  // field u8: scale in the low nibble, min in the high one; and d (Q2_K)
+  kSuperOdd  // field u8 [groups / 2][32]: the low nibble belongs to the even group, the high one to
+             // the odd; (2 * nibble + 1) * d, times TableFactor (IQ1 to IQ3)
 };
 
 // What is added to every product of a group, times the sum of the activations.
@@ -91,7 +103,7 @@ enum class PanelOffsets : uint8_t {
 struct PanelFormat {
   PanelCodes codes = PanelCodes::kBF16;
   PanelValues values = PanelValues::kLinear;
-  uint8_t bias = 0;  // kLinear
+  uint8_t bias = 0;  // kLinear; of codebooks, what makes their values unsigned bytes
   PanelScales scales = PanelScales::kNone;
   PanelOffsets offsets = PanelOffsets::kNone;
   size_t group = 0;          // columns of a scale: 16, or a multiple of 32; 0 = whole rows
@@ -100,7 +112,7 @@ struct PanelFormat {
   friend bool operator==(const PanelFormat&, const PanelFormat&) = default;
 };
 
-// Words of a unit: bits of a code.
+// Words of a unit: bits of a code. 0 for what grid.h describes.
 constexpr size_t UnitWords(PanelCodes codes) {
   switch (codes) {
     case PanelCodes::kBits2: return 2;
@@ -113,6 +125,13 @@ constexpr size_t UnitWords(PanelCodes codes) {
     case PanelCodes::kBF16:
     case PanelCodes::kF16: return 16;
     case PanelCodes::kF32: return 32;
+    case PanelCodes::kTernary:
+    case PanelCodes::kIq1:
+    case PanelCodes::kIq2Xxs:
+    case PanelCodes::kIq2Xs:
+    case PanelCodes::kIq2S:
+    case PanelCodes::kIq3Xxs:
+    case PanelCodes::kIq3S: break;
   }
   return 0;
 }
@@ -126,13 +145,14 @@ struct PanelLayout {
   size_t cols = 0;    // padded to whole blocks
   size_t groups = 0;  // 0 if scales are of whole rows, or there are none
   size_t supers = 0;
+  size_t num_scales = 0;  // of a row, in the field of the scales
   size_t header_bytes = 0;
   size_t scale_at = 0;
   size_t offset_at = 0;  // of PanelOffsets but for dmin
   size_t d_at = 0;
   size_t dmin_at = 0;
   size_t units_at = 0;
-  size_t unit_bytes = 0;
+  size_t unit_bytes = 0;  // an eighth of a super-block for what grid.h describes
   size_t panel_bytes = 0;
 
   size_t num_units() const { return cols / kUnitCols; }
@@ -153,13 +173,14 @@ constexpr size_t ScaleBytes(PanelScales scales) {
     case PanelScales::kE4M3:
     case PanelScales::kSuperU8:
     case PanelScales::kSuperI8:
-    case PanelScales::kSuperU4: return 1;
+    case PanelScales::kSuperU4:
+    case PanelScales::kSuperOdd: return 1;
   }
   return 0;
 }
 constexpr bool IsSuper(PanelScales scales) {
   return scales == PanelScales::kSuperU8 || scales == PanelScales::kSuperI8 ||
-         scales == PanelScales::kSuperU4;
+         scales == PanelScales::kSuperU4 || scales == PanelScales::kSuperOdd;
 }
 constexpr size_t OffsetBytes(const PanelFormat& format) {
   switch (format.offsets) {

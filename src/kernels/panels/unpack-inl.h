@@ -366,7 +366,7 @@ HWY_INLINE void UnpackCodes(const PanelFormat& format, const uint8_t* unit, size
     case PanelCodes::kF16:
       if constexpr (kPath == PanelPath::kF32) UnpackFloats(format.codes, unit, units, lines);
       return;
-    case PanelCodes::kF32: return;  // lines already
+    default: return;  // f32 is lines already
   }
 }
 
@@ -471,6 +471,32 @@ HWY_INLINE void ReadScales(const PanelFormat& format, const PanelLayout& layout,
   }
 }
 
+// kSuperOdd: whole super-blocks.
+HWY_INLINE void OddScales(const PanelFormat& format, const PanelLayout& layout,
+                          const uint8_t* HWY_RESTRICT panel, GroupRange groups,
+                          float* HWY_RESTRICT scales) {
+  const DF df;
+  const size_t lanes = hn::Lanes(df);
+  const VF factor = hn::Set(df, TableFactor(format));
+  const size_t step = kSuperCols / format.group;
+  const uint8_t* HWY_RESTRICT field = panel + layout.scale_at + groups.first / 2 * kPanelRows;
+  for (size_t row = 0; row < kPanelRows; row += lanes) {
+    VF d = hn::Zero(df);
+    for (size_t g = 0; g < groups.count; g += 2) {
+      const size_t super = (groups.first + g) / step;
+      if (g % step == 0)
+        d = hn::Mul(LoadF16(panel + layout.d_at + 2 * (super * kPanelRows + row)), factor);
+      const VU32 pair = LoadBytes(field + g / 2 * kPanelRows + row);
+      const auto scale = [&](VU32 doubled) HWY_ATTR {
+        const VU32 odd = hn::Or(Masked(doubled, 30), hn::Set(DU32(), 1));
+        return hn::Mul(hn::ConvertTo(df, hn::BitCast(DI32(), odd)), d);
+      };
+      hn::StoreU(scale(hn::ShiftLeft<1>(pair)), df, scales + g * kPanelRows + row);
+      hn::StoreU(scale(hn::ShiftRight<3>(pair)), df, scales + (g + 1) * kPanelRows + row);
+    }
+  }
+}
+
 template <PanelScales kScales>
 HWY_INLINE void FieldScales(const PanelFormat& format, const PanelLayout& layout,
                             const uint8_t* panel, float tensor, GroupRange groups,
@@ -515,6 +541,7 @@ HWY_INLINE void UnpackScales(const PanelFormat& format, const PanelLayout& layou
       return ReadScales<S::kSuperI8, O::kNone>(format, layout, panel, tensor, groups, out);
     case S::kSuperU4:
       return ReadScales<S::kSuperU4, O::kSuperMin>(format, layout, panel, tensor, groups, out);
+    case S::kSuperOdd: return OddScales(format, layout, panel, groups, out.scales);
     case S::kNone:
     case S::kRow:
     case S::kGrid: return HeaderScales(format, panel, groups, out.scales);

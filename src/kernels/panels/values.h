@@ -21,6 +21,14 @@ inline constexpr std::array<int8_t, 16> kE2M1Values = {0, 1,  2,  3,  4,  6,  8,
 
 // What a value of the tables is multiplied with to be that of the code.
 constexpr float TableFactor(const PanelFormat& format) {
+  switch (format.codes) {
+    case PanelCodes::kIq1:
+    case PanelCodes::kIq2Xxs:
+    case PanelCodes::kIq2Xs:
+    case PanelCodes::kIq2S: return 0.125f;
+    case PanelCodes::kIq3Xxs: return 0.25f;
+    default: break;
+  }
   return format.values == PanelValues::kE2M1 ? 0.5f : 1.0f;
 }
 
@@ -59,9 +67,10 @@ constexpr Shorts TableShorts(const std::array<int8_t, 16>& values) {
   for (size_t i = 0; i < 64; ++i) shorts[i] = BF16BitsOf(static_cast<float>(values[i % 16]));
   return shorts;
 }
-inline constexpr Shorts kLinear0 = LinearShorts(0), kLinear4 = LinearShorts(4),
-                        kLinear8 = LinearShorts(8), kLinear16 = LinearShorts(16),
-                        kLinear32 = LinearShorts(32), kIq4NlShorts = TableShorts(kIq4NlValues),
+inline constexpr Shorts kLinear0 = LinearShorts(0), kLinear1 = LinearShorts(1),
+                        kLinear4 = LinearShorts(4), kLinear8 = LinearShorts(8),
+                        kLinear16 = LinearShorts(16), kLinear32 = LinearShorts(32),
+                        kIq4NlShorts = TableShorts(kIq4NlValues),
                         kE2M1Shorts = TableShorts(kE2M1Values);
 
 constexpr std::array<uint16_t, 128> E4M3Shorts() {
@@ -86,6 +95,7 @@ inline const uint16_t* ShortValues(const PanelFormat& format) {
   if (format.values == PanelValues::kE2M1) return internal::kE2M1Shorts.data();
   switch (format.bias) {
     case 0: return internal::kLinear0.data();
+    case 1: return internal::kLinear1.data();
     case 4: return internal::kLinear4.data();
     case 8: return internal::kLinear8.data();
     case 16: return internal::kLinear16.data();
