@@ -30,12 +30,14 @@ constexpr size_t kVecs = 2;
 constexpr size_t kTileRows = 6;   // with scales: 12 sums of a segment, 12 of groups, 2 weights
 constexpr size_t kPlainRows = 8;  // without: 16 + 2 + 1 of 32 registers
 // Up to this many, codes are unpacked in registers by every tile; more share unpacked ones. Wide
-// vectors have units to spare for it.
+// vectors have units to spare for small codes, but hardly for the four lookups of an e4m3.
 constexpr size_t kMaxPackedRows = SIZE_MAX;
+constexpr size_t kMaxPackedE4M3 = kTileRows;
 #else
 constexpr size_t kTileRows = 4;
 constexpr size_t kPlainRows = 6;  // 12 + 2 + 1 of 16 registers
 constexpr size_t kMaxPackedRows = 4;
+constexpr size_t kMaxPackedE4M3 = 4;
 #endif
 
 using VI32 = hn::Vec<DI32>;
@@ -587,7 +589,8 @@ bool TakesPacked(const PanelFormat& format, const PanelRowLayout& rows, size_t n
     case PanelCodes::kBits5: return shape == Shape::kUnits;
     case PanelCodes::kBits6: return shape == Shape::kHalfUnits;
     case PanelCodes::kE4M3:
-      return rows.path == PanelPath::kBF16 && (shape == Shape::kPlain || shape == Shape::kLong);
+      return num_rows <= kMaxPackedE4M3 && rows.path == PanelPath::kBF16 &&
+             (shape == Shape::kPlain || shape == Shape::kLong);
     default: return false;
   }
 }
@@ -625,25 +628,37 @@ HWY_INLINE void UnpackLines(const PanelFormat& format, PanelPath path, const uin
   }
 }
 
+HWY_INLINE VF SumsAt(const uint32_t* sums, size_t count, bool is_integer) {
+  const DU32 du;
+  const VU32 bits = count < hn::Lanes(du) ? hn::LoadN(du, sums, count) : hn::LoadU(du, sums);
+  if (is_integer) return hn::ConvertTo(DF(), hn::BitCast(DI32(), bits));
+  return hn::BitCast(DF(), bits);
+}
+
 // Sums to results: what is common to a row is applied last.
 void Finish(const PanelProduct& product, bool has_groups, const uint32_t* sums) {
+  const DF df;
+  const size_t lanes = hn::Lanes(df);
   const float factor = TableFactor(*product.format);
   const bool has_row_scale = !has_groups && product.format->scales == PanelScales::kRow;
   const bool is_integer = !has_groups && product.rows_layout->path == PanelPath::kInt8;
   const auto* header = reinterpret_cast<const float*>(product.panel);
+  float scale[kPanelRows + hn::MaxLanes(DF())] = {};  // vectors read behind the last output
+  for (size_t j = 0; j < product.count; ++j)
+    scale[j] = has_row_scale ? header[product.first + j] * factor : 1.0f;
   for (size_t m = 0; m < product.num_rows; ++m) {
     const uint32_t* row = sums + m * kPanelRows + product.first;
     float* out = product.out + m * product.out_stride;
-    const float by = product.row_scale == nullptr ? 1.0f : product.row_scale[m];
-    for (size_t j = 0; j < product.count; ++j) {
-      float value;
-      if (is_integer) {
-        value = static_cast<float>(static_cast<int32_t>(row[j]));
+    const VF by = hn::Set(df, product.row_scale == nullptr ? 1.0f : product.row_scale[m]);
+    for (size_t j = 0; j < product.count; j += lanes) {
+      const size_t count = product.count - j;
+      const VF value =
+          hn::Mul(SumsAt(row + j, count, is_integer), hn::Mul(by, hn::LoadU(df, scale + j)));
+      if (count < lanes) {
+        hn::StoreN(value, df, out + j, count);
       } else {
-        std::memcpy(&value, row + j, sizeof(value));
+        hn::StoreU(value, df, out + j);
       }
-      const float scale = has_row_scale ? header[product.first + j] * factor : 1.0f;
-      out[j] = value * (by * scale);
     }
   }
 }
