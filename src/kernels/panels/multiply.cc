@@ -76,8 +76,23 @@ struct SmallInt8Dot : Int8Dot {
     return hn::Add(sum, hn::WidenMulPairwiseAdd(DI32(), pairs, hn::Set(d16, 1)));
   }
 };
+// Codes that are values + 128, against codes of activations above -128: the pair sums of a
+// magnitude and a code with the sign of the value stay within 2 * 128 * 127 < 2^15.
+struct SignedInt8Dot : Int8Dot {
+  static HWY_INLINE Sum Start(const uint8_t*, size_t) { return hn::Zero(DI32()); }
+  static HWY_INLINE Sum Add(VU32 line, uint32_t word, Sum sum) {
+    const hn::Repartition<int8_t, DF> d8;
+    const hn::Repartition<int16_t, DF> d16;
+    const auto value = hn::BitCast(d8, hn::Xor(line, hn::Set(DU32(), 0x80808080u)));
+    const auto code =
+        hn::IfNegativeThenNegOrUndefIfZero(value, hn::BitCast(d8, hn::Set(DU32(), word)));
+    const auto pairs = hn::SatWidenMulPairwiseAdd(d16, hn::BitCast(DU8(), hn::Abs(value)), code);
+    return hn::Add(sum, hn::WidenMulPairwiseAdd(DI32(), pairs, hn::Set(d16, 1)));
+  }
+};
 #else
 using SmallInt8Dot = Int8Dot;
+using SignedInt8Dot = Int8Dot;
 #endif
 struct FloatSum {
   static constexpr bool kIsInteger = false;
@@ -522,6 +537,11 @@ bool HasSmallBytes(const PanelFormat& format) {
   return format.codes != PanelCodes::kBytes && format.values != PanelValues::kIq4Nl;
 }
 
+// What SignedInt8Dot asks for: activations that were quantised by PackFastRow have no code -128.
+bool HasSignedBytes(const PanelFormat& format, const PanelRowLayout& rows) {
+  return ByteBias(format) == 128 && rows.has_scales;
+}
+
 // Codes that are lines already.
 bool IsDirect(const PanelFormat& format, PanelPath path) {
   return (path == PanelPath::kInt8 && format.codes == PanelCodes::kBytes) ||
@@ -565,6 +585,9 @@ HWY_INLINE void Tiles(const TileArgs& args, size_t num_rows) {
       if (HasSmallBytes(*args.format))
         return AllTiles<SmallInt8Dot, StoredLines<PanelPath::kInt8>, kTileRows, kPlainRows>(
             args, num_rows);
+      if (HasSignedBytes(*args.format, *args.layout))
+        return AllTiles<SignedInt8Dot, StoredLines<PanelPath::kInt8>, kTileRows, kPlainRows>(
+            args, num_rows);
       return AllTiles<Int8Dot, StoredLines<PanelPath::kInt8>, kTileRows, kPlainRows>(args,
                                                                                      num_rows);
     case PanelPath::kBF16:
@@ -599,6 +622,8 @@ HWY_INLINE void PackedTiles(const TileArgs& args, size_t num_rows) {
   if (args.layout->path == PanelPath::kInt8) {
     if (HasSmallBytes(*args.format)) {
       PackedTiles<SmallInt8Dot, PanelPath::kInt8>(args, num_rows);
+    } else if (HasSignedBytes(*args.format, *args.layout)) {
+      PackedTiles<SignedInt8Dot, PanelPath::kInt8>(args, num_rows);
     } else {
       PackedTiles<Int8Dot, PanelPath::kInt8>(args, num_rows);
     }
