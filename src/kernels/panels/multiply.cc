@@ -29,8 +29,9 @@ constexpr size_t kVecs = 2;
 #if HWY_MAX_BYTES >= 64
 constexpr size_t kTileRows = 6;   // with scales: 12 sums of a segment, 12 of groups, 2 weights
 constexpr size_t kPlainRows = 8;  // without: 16 + 2 + 1 of 32 registers
-// Up to this many, codes are unpacked in registers by every tile; more share unpacked ones. Wide
-// vectors have units to spare for small codes, but hardly for the four lookups of an e4m3.
+// Up to this many, codes are unpacked in registers by every tile; more share unpacked ones (which
+// is also what narrow vectors always do). Wide vectors have units to spare for small codes, but
+// hardly for the four lookups of an e4m3.
 constexpr size_t kMaxPackedRows = SIZE_MAX;
 constexpr size_t kMaxPackedE4M3 = kTileRows;
 #else
@@ -39,6 +40,8 @@ constexpr size_t kPlainRows = 6;  // 12 + 2 + 1 of 16 registers
 constexpr size_t kMaxPackedRows = 4;
 constexpr size_t kMaxPackedE4M3 = 4;
 #endif
+
+constexpr size_t kPartsRows = 2;  // no format of note has such groups
 
 using VI32 = hn::Vec<DI32>;
 
@@ -260,13 +263,14 @@ enum class Shape : uint8_t {
   kPlain,      // whole rows of one scale
   kHalfUnits,  // groups of 16 columns, each a segment
   kUnits,      // groups of 32 columns, each a segment
-  kLong        // longer groups, of one or several segments
+  kLong,       // longer groups, each a segment
+  kParts       // groups of several segments
 };
 Shape ShapeOf(const PanelFormat& format, const PanelRowLayout& layout) {
   if (format.group == 0 && !layout.has_scales) return Shape::kPlain;
   if (layout.segment < kUnitCols) return Shape::kHalfUnits;
-  const bool is_unit = layout.segment == kUnitCols && layout.segments == layout.groups;
-  return is_unit ? Shape::kUnits : Shape::kLong;
+  if (layout.segments != layout.groups) return Shape::kParts;
+  return layout.segment == kUnitCols ? Shape::kUnits : Shape::kLong;
 }
 
 // Groups of columns. Where the weights have the smaller ones, or both the same:
@@ -290,10 +294,10 @@ class GroupTile {
 
   HWY_INLINE void Run() const {
     for (size_t row = 0; row < kPanelRows; row += kVecs * hn::Lanes(DF())) {
-      if (kShape == Shape::kLong && layout_.segments != layout_.groups) {
-        LongGroups(row);
+      if constexpr (kShape == Shape::kParts) {
+        GroupsOfParts(row);
       } else {
-        ShortGroups(row);
+        Groups(row);
       }
     }
   }
@@ -409,7 +413,7 @@ class GroupTile {
     }
   }
 
-  HWY_INLINE void ShortGroups(size_t row) const {
+  HWY_INLINE void Groups(size_t row) const {
     const DF df;
     const size_t lanes = hn::Lanes(df);
     const size_t segment_units = layout_.segment / kUnitCols;
@@ -454,7 +458,7 @@ class GroupTile {
       t[v] = hn::MulAdd(Dot::Float(sums[v]), Broadcast(v / kVecs, scale_at), t[v]);
   }
 
-  HWY_INLINE void LongGroups(size_t row) const {
+  HWY_INLINE void GroupsOfParts(size_t row) const {
     const DF df;
     const size_t lanes = hn::Lanes(df);
     const size_t segment_units = layout_.segment / kUnitCols;
@@ -529,6 +533,7 @@ HWY_INLINE void AllTiles(const TileArgs& args, size_t num_rows) {
     case Shape::kUnits: return TilesOf<Dot, Source, Shape::kUnits, kRows>(args, num_rows);
     case Shape::kLong: return TilesOf<Dot, Source, Shape::kLong, kRows>(args, num_rows);
     case Shape::kHalfUnits: return TilesOf<Dot, Source, Shape::kHalfUnits, kRows>(args, num_rows);
+    case Shape::kParts: return TilesOf<Dot, Source, Shape::kParts, kPartsRows>(args, num_rows);
   }
 }
 
@@ -549,35 +554,41 @@ bool IsDirect(const PanelFormat& format, PanelPath path) {
          (path == PanelPath::kF32 && format.codes == PanelCodes::kF32);
 }
 
+#undef SY_PANEL_PACKED
+#define SY_PANEL_PACKED (HWY_MAX_BYTES >= 32)
+
+#if SY_PANEL_PACKED
 // Products with codes as they lie in the panel, unpacked in registers by every tile. The shapes are
 // those of formats that there are.
 template <class Dot, PanelPath kPath>
-HWY_INLINE void PackedTiles(const TileArgs& args, size_t num_rows) {
+HWY_INLINE void LinearTiles(const TileArgs& args, Shape shape, size_t num_rows) {
   using C = PanelCodes;
-  const Shape shape = ShapeOf(*args.format, *args.layout);
-  const bool is_linear = args.format->values == PanelValues::kLinear;
   switch (args.format->codes) {
-    case C::kBits4:
-      if (is_linear && shape == Shape::kUnits)
-        TilesOf<Dot, PackedLines<C::kBits4, kPath, false>, Shape::kUnits, kTileRows>(args,
-                                                                                     num_rows);
-      if (is_linear && shape == Shape::kLong)
-        TilesOf<Dot, PackedLines<C::kBits4, kPath, false>, Shape::kLong, kTileRows>(args, num_rows);
-      if (!is_linear && shape == Shape::kUnits)
-        TilesOf<Dot, PackedLines<C::kBits4, kPath, true>, Shape::kUnits, kTileRows>(args, num_rows);
-      if (!is_linear && shape == Shape::kHalfUnits)
-        TilesOf<Dot, PackedLines<C::kBits4, kPath, true>, Shape::kHalfUnits, kTileRows>(args,
-                                                                                        num_rows);
-      return;
-    case C::kBits5:
-      return TilesOf<Dot, PackedLines<C::kBits5, kPath, false>, Shape::kUnits, kTileRows>(args,
-                                                                                          num_rows);
-    case C::kBits6:
-      return TilesOf<Dot, PackedLines<C::kBits6, kPath, false>, Shape::kHalfUnits, kTileRows>(
-          args, num_rows);
+    case C::kBits4: {
+      using Lines = PackedLines<C::kBits4, kPath, false>;
+      if (shape == Shape::kLong)
+        return TilesOf<Dot, Lines, Shape::kLong, kTileRows>(args, num_rows);
+      return TilesOf<Dot, Lines, Shape::kUnits, kTileRows>(args, num_rows);
+    }
+    case C::kBits5: {
+      using Lines = PackedLines<C::kBits5, kPath, false>;
+      return TilesOf<Dot, Lines, Shape::kUnits, kTileRows>(args, num_rows);
+    }
+    case C::kBits6: {
+      using Lines = PackedLines<C::kBits6, kPath, false>;
+      return TilesOf<Dot, Lines, Shape::kHalfUnits, kTileRows>(args, num_rows);
+    }
     default: return;
   }
 }
+template <class Dot, PanelPath kPath>
+HWY_INLINE void TableTiles(const TileArgs& args, Shape shape, size_t num_rows) {
+  using Lines = PackedLines<PanelCodes::kBits4, kPath, true>;
+  if (shape == Shape::kHalfUnits)
+    return TilesOf<Dot, Lines, Shape::kHalfUnits, kTileRows>(args, num_rows);
+  TilesOf<Dot, Lines, Shape::kUnits, kTileRows>(args, num_rows);
+}
+#endif
 
 HWY_INLINE void Tiles(const TileArgs& args, size_t num_rows) {
   switch (args.layout->path) {
@@ -602,13 +613,16 @@ HWY_INLINE void Tiles(const TileArgs& args, size_t num_rows) {
 
 // Whether PackedTiles has the product.
 bool TakesPacked(const PanelFormat& format, const PanelRowLayout& rows, size_t num_rows) {
-  if (num_rows > kMaxPackedRows || rows.path == PanelPath::kF32) return false;
+  if (!SY_PANEL_PACKED || num_rows > kMaxPackedRows || rows.path == PanelPath::kF32) return false;
   if (rows.path == PanelPath::kBF16 && !SY_PANEL_LOOKUPS) return false;
   const Shape shape = ShapeOf(format, rows);
-  const bool is_linear = format.values == PanelValues::kLinear;
   switch (format.codes) {
     case PanelCodes::kBits4:
-      return shape == Shape::kUnits || shape == (is_linear ? Shape::kLong : Shape::kHalfUnits);
+      if (format.values == PanelValues::kLinear)
+        return shape == Shape::kUnits || shape == Shape::kLong;
+      return (shape == Shape::kUnits || shape == Shape::kHalfUnits) &&
+             (rows.path == PanelPath::kBF16 || HasSmallBytes(format) ||
+              HasSignedBytes(format, rows));
     case PanelCodes::kBits5: return shape == Shape::kUnits;
     case PanelCodes::kBits6: return shape == Shape::kHalfUnits;
     case PanelCodes::kE4M3:
@@ -619,24 +633,24 @@ bool TakesPacked(const PanelFormat& format, const PanelRowLayout& rows, size_t n
 }
 
 HWY_INLINE void PackedTiles(const TileArgs& args, size_t num_rows) {
+#if SY_PANEL_PACKED
+  const Shape shape = ShapeOf(*args.format, *args.layout);
+  const bool is_linear = args.format->values == PanelValues::kLinear;
   if (args.layout->path == PanelPath::kInt8) {
-    if (HasSmallBytes(*args.format)) {
-      PackedTiles<SmallInt8Dot, PanelPath::kInt8>(args, num_rows);
-    } else if (HasSignedBytes(*args.format, *args.layout)) {
-      PackedTiles<SignedInt8Dot, PanelPath::kInt8>(args, num_rows);
-    } else {
-      PackedTiles<Int8Dot, PanelPath::kInt8>(args, num_rows);
-    }
-    return;
+    if (is_linear) return LinearTiles<SmallInt8Dot, PanelPath::kInt8>(args, shape, num_rows);
+    if (HasSmallBytes(*args.format))
+      return TableTiles<SmallInt8Dot, PanelPath::kInt8>(args, shape, num_rows);
+    return TableTiles<SignedInt8Dot, PanelPath::kInt8>(args, shape, num_rows);
   }
 #if SY_PANEL_LOOKUPS
   if (args.format->codes == PanelCodes::kE4M3) {
-    if (ShapeOf(*args.format, *args.layout) == Shape::kPlain)
+    if (shape == Shape::kPlain)
       return TilesOf<BF16Dot, PackedE4M3, Shape::kPlain, kTileRows>(args, num_rows);
-    TilesOf<BF16Dot, PackedE4M3, Shape::kLong, kTileRows>(args, num_rows);
-  } else {
-    PackedTiles<BF16Dot, PanelPath::kBF16>(args, num_rows);
+    return TilesOf<BF16Dot, PackedE4M3, Shape::kLong, kTileRows>(args, num_rows);
   }
+  if (is_linear) return LinearTiles<BF16Dot, PanelPath::kBF16>(args, shape, num_rows);
+  TableTiles<BF16Dot, PanelPath::kBF16>(args, shape, num_rows);
+#endif
 #endif
 }
 
