@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 
 #include "kernels/activations/activations.h"
