@@ -251,13 +251,13 @@ QuantMatrix ImportAwq(const PackedShape& shape, const AwqTensors& tensors) {
   CheckCount(shape.name, "qweight", tensors.qweight.size(), shape.k * shape.n / 8);
   CheckCount(shape.name, "qzeros", tensors.qzeros.size(), shape.groups() * shape.n / 8);
   QuantMatrix matrix = WithTransposedScales(DType::kU4, shape, tensors.scales);
-  // Squares of 8 inputs by 8 outputs. Those of 64 bytes of several rows meet in a tile: lines of the
-  // matrix, which lie a power of two apart, would drive each other out of the cache.
+  // Squares of 8 inputs by 8 outputs. Those of 64 bytes of several rows meet in a tile: lines of
+  // the matrix, which lie a power of two apart, would drive each other out of the cache.
   constexpr size_t kSide = 16;
   const size_t words = shape.n / 8, depth = CeilDiv(shape.k, 8);
   WordRows rows(matrix);
   uint32_t tile[8 * kSide][kSide] = {};
-  const auto transpose = [&](size_t c, size_t d, uint32_t (*out)[kSide]) {
+  const auto transpose = [&](size_t c, size_t d, uint32_t(*out)[kSide]) {
     uint32_t square[8] = {};
     for (size_t i = 0; i < 8 && 8 * d + i < shape.k; ++i)
       square[i] = ReadWord(tensors.qweight.data(), (8 * d + i) * words + c);
@@ -311,8 +311,8 @@ QuantMatrix ImportGptq(const PackedShape& shape, const GptqTensors& tensors) {
   QuantMatrix matrix =
       WithTransposedScales(bits == 4 ? DType::kU4 : DType::kU8, shape, tensors.scales);
   SetColumnGroups(shape, "g_idx", tensors.g_idx, tensors.keeps_order, matrix);
-  // A word holds inputs side by side, as a row does: words change places, and nothing in them. Tiles
-  // read and write whole lines.
+  // A word holds inputs side by side, as a row does: words change places, and nothing in them.
+  // Tiles read and write whole lines.
   constexpr size_t kSide = 16;
   const size_t depth = shape.k / per_word;
   WordRows rows(matrix);
