@@ -187,6 +187,7 @@ ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dty
   options.moe.fast_activations = settings.Get("fast-activations");
   options.moe.disable_fused = settings.GetFlag("disable-fused-moe");
   options.moe.activation_quant = !settings.GetFlag("no-activation-quant");
+  options.repack = !settings.GetFlag("no-repack");
   options.w4a4_new_packing = settings.GetFlag("moe-w4a4-new-packing");
   if (!settings.IsDefault("quantize")) options.quantize = settings.Get("quantize");
   return options;

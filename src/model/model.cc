@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 
 #include "kernels/activations/activations.h"
@@ -21,6 +20,7 @@
 #include "model/gguf_config.h"
 #include "model/gguf_source.h"
 #include "model/latent_attention.h"
+#include "model/load_scan.h"
 #include "model/quantization/online.h"
 #include "model/quantization/quantization.h"
 #include "model/random_scheme.h"
@@ -108,48 +108,6 @@ size_t DenseBytes(const DenseMlpWeights& dense) {
   return MatrixBytes(dense.gate) + MatrixBytes(dense.up) + MatrixBytes(dense.down);
 }
 
-// Looks for NaN and infinity in every tensor, in parallel; what it finds is described in the order
-// of names.
-std::vector<std::string> FindBadTensors(const std::vector<TensorView>& views,
-                                        const std::vector<std::string>& names, ThreadPool& pool) {
-  constexpr size_t kPart = size_t{1} << 21;  // elements; whole blocks
-  struct Part {
-    size_t tensor;
-    size_t begin;
-    size_t count;
-  };
-  std::vector<Part> parts;
-  for (size_t i = 0; i < views.size(); ++i) {
-    const size_t count = views[i].NumElements();
-    for (size_t begin = 0; begin < count; begin += kPart)
-      parts.push_back({i, begin, std::min(kPart, count - begin)});
-  }
-  std::map<size_t, ValueFindings> found;
-  std::mutex mutex;
-  pool.Run(parts.size(), [&](size_t task, size_t) {
-    const Part& part = parts[task];
-    const TensorView& view = views[part.tensor];
-    const ValueFindings bad =
-        ScanValues({view.data + BytesOf(view.dtype, part.begin), view.dtype, Shape{part.count}},
-                   TensorRole::kMatrix);
-    if (!bad.any()) return;
-    const std::lock_guard lock(mutex);
-    ValueFindings& total = found[part.tensor];
-    const size_t first = part.begin + bad.first_index;
-    total.first_index = total.any() ? std::min(total.first_index, first) : first;
-    total.nan += bad.nan;
-    total.inf += bad.inf;
-  });
-  std::vector<std::string> messages;
-  for (const auto& [tensor, bad] : found) {
-    messages.push_back(fmt::format(
-        "{}: {} NaN and {} infinite {}, the first at element {} of shape {}", names[tensor],
-        bad.nan, bad.inf, IsGgmlBlock(views[tensor].dtype) ? "scales" : "values", bad.first_index,
-        views[tensor].shape.ToString()));
-  }
-  return messages;
-}
-
 }  // namespace
 
 std::vector<KvGroup> PlanKvGroups(const ModelConfig& config) {
@@ -180,6 +138,7 @@ struct Model::Impl {
   std::vector<std::unique_ptr<moe::MoeLayer>> moe_layers;  // one per layer, nullptr for dense ones
   std::vector<size_t> moe_index;                           // of each layer among the MoE layers
   std::vector<float> frequencies;  // of rope kinds that are the same for all sequences
+  std::unique_ptr<LoadScan> scan;  // until FinishScan; null if values are not checked
   std::vector<std::string> bad_tensors;
   std::vector<FileTensor> tensors;  // of look_only
   Verification verification;        // of verify
@@ -193,6 +152,7 @@ struct Model::Impl {
   void MakeUp(const RandomScheme& scheme, ThreadPool& pool);
   uint64_t Fingerprint() const;
   void Pack(ThreadPool& pool);
+  void FinishScan(ThreadPool& pool);
   void Build();
   void BuildOrNote();
   ComputePlan PlanExperts(size_t layer, const moe::ExpertBank& bank,
@@ -299,7 +259,10 @@ std::unique_ptr<Model> Model::Load(std::shared_ptr<const ModelFiles> files,
     impl->BuildOrNote();
   } else {
     RequireSameModel(options.moe.ep, impl->Fingerprint());
-    OnAllRanks(options.moe.ep, [&] { impl->Pack(pool); });
+    OnAllRanks(options.moe.ep, [&] {
+      impl->Pack(pool);
+      impl->FinishScan(pool);
+    });
     impl->Build();
   }
   return std::unique_ptr<Model>(new Model(std::move(impl)));
@@ -375,14 +338,7 @@ void Model::Impl::Bind(Source& source, const QuantizationRules* rules, ThreadPoo
   weights = BindWeights(config, source, bind);
   if (options.look_only) return LookAt(source, pool);
   if (!options.check_values || bind.online != nullptr) return;
-  bad_tensors = FindBadTensors(source.views, source.names, pool);
-  constexpr size_t kShown = 5;
-  const std::vector<std::string>& bad = bad_tensors;
-  for (size_t i = 0; i < std::min(kShown, bad.size()); ++i) Log(LogLevel::kWarning, bad[i]);
-  if (bad.size() > kShown) {
-    Log(LogLevel::kWarning,
-        fmt::format("{} more tensors hold NaN or infinity", bad.size() - kShown));
-  }
+  scan = std::make_unique<LoadScan>(std::move(source.views), std::move(source.names));
 }
 
 // Lists the tensors with what the model does with each, and checks what they hold.
@@ -492,10 +448,27 @@ void Model::Impl::Pack(ThreadPool& pool) {
       files->Release({data, bytes});
     }
   };
+  const auto prepare = [&](const std::byte* data, size_t bytes) {
+    if (scan != nullptr) scan->ScanBefore(data, bytes);
+  };
   // What is random goes while it is packed; pages of files count as available.
   size_t available = AvailableBytes();
   if (available != 0 && random_memory != nullptr) available += random_memory->size();
-  panels = PackWeights(weights, pool, release, available);
+  panels = PackWeights(weights, pool, {prepare, release}, available);
+}
+
+// Warns of values that no intact weight has, in what is packed and in the rest.
+void Model::Impl::FinishScan(ThreadPool& pool) {
+  if (scan == nullptr) return;
+  bad_tensors = scan->Finish(pool);
+  scan.reset();
+  constexpr size_t kShown = 5;
+  const std::vector<std::string>& bad = bad_tensors;
+  for (size_t i = 0; i < std::min(kShown, bad.size()); ++i) Log(LogLevel::kWarning, bad[i]);
+  if (bad.size() > kShown) {
+    Log(LogLevel::kWarning,
+        fmt::format("{} more tensors hold NaN or infinity", bad.size() - kShown));
+  }
 }
 
 void Model::Impl::Build() {

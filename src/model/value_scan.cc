@@ -128,11 +128,23 @@ float ScaleOfIq1M(const std::byte* block) {
   return ToFloat(F16{static_cast<uint16_t>(bits)});
 }
 
+// Whether any of the f16 that lie `step` bytes apart is NaN or infinite.
+bool HasBadF16(const std::byte* first, size_t step, size_t count) {
+  uint32_t most = 0;
+  for (size_t i = 0; i < count; ++i) most = std::max(most, U16At(first + i * step) & 0x7c00u);
+  return most == 0x7c00u;
+}
+
+// Of most types one quick pass looks; a second one counts where there is something to see.
 ValueFindings ScanBlocks(const TensorView& view) {
   const size_t block = DTypeBlock(view.dtype), block_bytes = DTypeBlockBytes(view.dtype);
   const size_t count = view.NumElements() / block;
   const BlockScales scales = ScalesOfBlock(view.dtype);
   ValueFindings found;
+  bool is_bad = scales.count == 0;
+  for (size_t s = 0; s < scales.count; ++s)
+    is_bad = is_bad || HasBadF16(view.data + scales.at[s], block_bytes, count);
+  if (!is_bad) return found;
   for (size_t b = 0; b < count; ++b) {
     const std::byte* bytes = view.data + b * block_bytes;
     for (size_t s = 0; s < scales.count; ++s) {

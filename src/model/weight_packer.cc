@@ -34,9 +34,8 @@ constexpr size_t kPieceBytes = size_t{4} << 20;
 
 class Packer {
  public:
-  Packer(TransformerWeights& weights, ThreadPool& pool,
-         const std::function<void(const std::byte*, size_t)>& release)
-      : pool_(pool), release_(release) {
+  Packer(TransformerWeights& weights, ThreadPool& pool, const PackHooks& hooks)
+      : pool_(pool), hooks_(hooks) {
     for (OwnedBytes& owned : weights.owned) owned_.emplace(owned.begin, &owned);
     for (LayerWeights& layer : weights.layers) AddLayer(layer);
     const bool is_tied = weights.head.data == weights.embedding.data;
@@ -61,7 +60,8 @@ class Packer {
     pool_.Run(pieces.size(), [&](size_t i, size_t) { Pack(pieces[i], memory->data()); });
     // Rows of other matrices lie between those of these.
     for (const Move& move : moves_) {
-      if (move.owned == nullptr && !IsDense(move.from)) Release(move.from, 0, move.from.rows);
+      if (move.owned == nullptr && !IsDense(move.from))
+        Tell(hooks_.release, move.from, 0, move.from.rows);
     }
     for (const Move& move : moves_) {
       for (const std::byte** pointer : move.pointers) *pointer = memory->data() + move.at;
@@ -159,25 +159,31 @@ class Packer {
   void Pack(const Piece& piece, std::byte* memory) {
     const Move& move = *piece.move;
     const ExpertMatrices matrix = move.from.AsBank();
-    for (size_t p = piece.first; p < piece.first + piece.count; ++p)
+    const auto rows_before = [&](size_t panel) {
+      return std::min(panel * kernels::kPanelRows, move.from.rows);
+    };
+    for (size_t p = piece.first; p < piece.first + piece.count; ++p) {
+      Tell(hooks_.prepare, move.from, rows_before(p), rows_before(p + 1));
       quant::PackPanel(matrix, 0, p, memory + move.at + p * move.panel_bytes);
+    }
     if (move.owned != nullptr) {
       const std::lock_guard lock(mutex_);
       if (--waiting_[move.owned] == 0) move.owned->memory.reset();
     } else if (IsDense(move.from)) {
-      const size_t first = piece.first * kernels::kPanelRows;
-      Release(move.from, first,
-              std::min(piece.count * kernels::kPanelRows, move.from.rows - first));
+      Tell(hooks_.release, move.from, rows_before(piece.first),
+           rows_before(piece.first + piece.count));
     }
   }
 
-  void Release(const WeightMatrix& matrix, size_t first, size_t rows) const {
+  static void Tell(const std::function<void(const std::byte*, size_t)>& hook,
+                   const WeightMatrix& matrix, size_t first, size_t end) {
+    const std::byte* begin = matrix.RowAt(first);
     const size_t last = BytesOf(matrix.dtype(), matrix.cols);
-    release_(matrix.RowAt(first), BytesOf(matrix.dtype(), (rows - 1) * matrix.stride) + last);
+    hook(begin, static_cast<size_t>(matrix.RowAt(end - 1) - begin) + last);
   }
 
   ThreadPool& pool_;
-  const std::function<void(const std::byte*, size_t)>& release_;
+  const PackHooks& hooks_;
   std::map<const std::byte*, OwnedBytes*> owned_;  // by their first byte
   std::vector<Move> moves_;
   std::map<const std::byte*, size_t> by_data_;
@@ -189,10 +195,9 @@ class Packer {
 
 }  // namespace
 
-std::shared_ptr<const MappedMemory> PackWeights(
-    TransformerWeights& weights, ThreadPool& pool,
-    const std::function<void(const std::byte*, size_t)>& release, size_t available) {
-  Packer packer(weights, pool, release);
+std::shared_ptr<const MappedMemory> PackWeights(TransformerWeights& weights, ThreadPool& pool,
+                                                const PackHooks& hooks, size_t available) {
+  Packer packer(weights, pool, hooks);
   if (!packer.Fits(available)) {
     Log(LogLevel::kWarning,
         fmt::format(

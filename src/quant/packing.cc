@@ -109,6 +109,9 @@ class WordRows {
       std::memcpy(at, &word, row_bytes_ - 4 * i);
     }
   }
+  void Store(size_t n, size_t i, const uint32_t* words, size_t count) {
+    std::memcpy(data_ + n * stride_ + 4 * i, words, std::min(4 * count, row_bytes_ - 4 * i));
+  }
   // The whole row n, each word of it changed by `flip`.
   void StoreRow(size_t n, const int32_t* words, uint32_t flip) {
     std::byte* at = data_ + n * stride_;
@@ -248,22 +251,27 @@ QuantMatrix ImportAwq(const PackedShape& shape, const AwqTensors& tensors) {
   CheckCount(shape.name, "qweight", tensors.qweight.size(), shape.k * shape.n / 8);
   CheckCount(shape.name, "qzeros", tensors.qzeros.size(), shape.groups() * shape.n / 8);
   QuantMatrix matrix = WithTransposedScales(DType::kU4, shape, tensors.scales);
-  // Squares of 8 inputs by 8 outputs; those of 64 bytes of several rows stay in the cache.
+  // Squares of 8 inputs by 8 outputs. Those of 64 bytes of several rows meet in a tile: lines of
+  // the matrix, which lie a power of two apart, would drive each other out of the cache.
   constexpr size_t kSide = 16;
   const size_t words = shape.n / 8, depth = CeilDiv(shape.k, 8);
   WordRows rows(matrix);
-  const auto transpose = [&](size_t c, size_t d) {
+  uint32_t tile[8 * kSide][kSide] = {};
+  const auto transpose = [&](size_t c, size_t d, uint32_t(*out)[kSide]) {
     uint32_t square[8] = {};
     for (size_t i = 0; i < 8 && 8 * d + i < shape.k; ++i)
       square[i] = ReadWord(tensors.qweight.data(), (8 * d + i) * words + c);
     TransposeNibbles(square);
-    for (size_t e = 0; e < 8; ++e) rows.Store(8 * c + e, d, square[kSplitNibbles[e]]);
+    for (size_t e = 0; e < 8; ++e) out[e][d % kSide] = square[kSplitNibbles[e]];
   };
-  for (size_t c0 = 0; c0 < words; c0 += kSide) {
-    for (size_t d0 = 0; d0 < depth; d0 += kSide) {
-      for (size_t d = d0; d < std::min(depth, d0 + kSide); ++d) {
-        for (size_t c = c0; c < std::min(words, c0 + kSide); ++c) transpose(c, d);
+  for (size_t d0 = 0; d0 < depth; d0 += kSide) {
+    const size_t count = std::min(kSide, depth - d0);
+    for (size_t c0 = 0; c0 < words; c0 += kSide) {
+      const size_t width = std::min(kSide, words - c0);
+      for (size_t d = d0; d < d0 + count; ++d) {
+        for (size_t c = 0; c < width; ++c) transpose(c0 + c, d, tile + 8 * c);
       }
+      for (size_t n = 0; n < 8 * width; ++n) rows.Store(8 * c0 + n, d0, tile[n], count);
     }
   }
   const std::vector<uint8_t> zeros = UnpackWords(tensors.qzeros, NibbleOrder::kSplit);
@@ -304,13 +312,20 @@ QuantMatrix ImportGptq(const PackedShape& shape, const GptqTensors& tensors) {
       WithTransposedScales(bits == 4 ? DType::kU4 : DType::kU8, shape, tensors.scales);
   SetColumnGroups(shape, "g_idx", tensors.g_idx, tensors.keeps_order, matrix);
   // A word holds inputs side by side, as a row does: words change places, and nothing in them.
+  // Tiles read and write whole lines.
   constexpr size_t kSide = 16;
   const size_t depth = shape.k / per_word;
   WordRows rows(matrix);
-  for (size_t n0 = 0; n0 < shape.n; n0 += kSide) {
-    for (size_t d = 0; d < depth; ++d) {
-      for (size_t n = n0; n < std::min(shape.n, n0 + kSide); ++n)
-        rows.Store(n, d, ReadWord(tensors.qweight.data(), d * shape.n + n));
+  uint32_t tile[kSide][kSide] = {};
+  for (size_t d0 = 0; d0 < depth; d0 += kSide) {
+    const size_t count = std::min(kSide, depth - d0);
+    for (size_t n0 = 0; n0 < shape.n; n0 += kSide) {
+      const size_t width = std::min(kSide, shape.n - n0);
+      for (size_t d = 0; d < count; ++d) {
+        const int32_t* words = tensors.qweight.data() + (d0 + d) * shape.n + n0;
+        for (size_t n = 0; n < width; ++n) tile[n][d] = ReadWord(words, n);
+      }
+      for (size_t n = 0; n < width; ++n) rows.Store(n0 + n, d0, tile[n], count);
     }
   }
   const uint32_t add = tensors.format == GptqFormat::kV1 ? 1 : 0;

@@ -48,20 +48,22 @@ class WeightPacker : public ::testing::Test {
   WeightPacker() : pool_(2) { weights_.layers.resize(1); }
 
   void Pack(size_t available = 0) {
-    panels_ = PackWeights(
-        weights_, pool_,
-        [this](const std::byte* data, size_t bytes) {
-          const std::lock_guard lock(mutex_);
-          released_[data] = bytes;
-        },
-        available);
+    const auto prepare = [this](const std::byte* data, size_t bytes) {
+      const std::lock_guard lock(mutex_);
+      prepared_[data] = bytes;
+    };
+    const auto release = [this](const std::byte* data, size_t bytes) {
+      const std::lock_guard lock(mutex_);
+      released_[data] = bytes;
+    };
+    panels_ = PackWeights(weights_, pool_, {prepare, release}, available);
   }
 
   ThreadPool pool_;
   TransformerWeights weights_;
   std::shared_ptr<const MappedMemory> panels_;
   std::mutex mutex_;
-  std::map<const std::byte*, size_t> released_;
+  std::map<const std::byte*, size_t> prepared_, released_;
 };
 
 TEST_F(WeightPacker, ValuesStayAndTheSourceIsReleased) {
@@ -80,6 +82,7 @@ TEST_F(WeightPacker, ValuesStayAndTheSourceIsReleased) {
   EXPECT_EQ(Values(packed.AsBank(), 0), before);
   EXPECT_EQ(released_.size(), 2u);
   EXPECT_EQ(released_[reinterpret_cast<const std::byte*>(q.data())], kRows * kCols * 2);
+  EXPECT_TRUE(prepared_.contains(reinterpret_cast<const std::byte*>(head.data())));
   EXPECT_GE(packed.data, panels_->data());
   EXPECT_LT(packed.data, panels_->data() + panels_->size());
 }
@@ -120,12 +123,15 @@ TEST_F(WeightPacker, ALargeMatrixGoesPieceByPiece) {
   weights_.layers[0].attention.q = matrix;
   Pack();
   ASSERT_GT(released_.size(), 2u);
-  const auto* next = reinterpret_cast<const std::byte*>(q.data());
-  for (const auto& [data, bytes] : released_) {
-    EXPECT_EQ(data, next);
-    next += bytes;
+  EXPECT_GT(prepared_.size(), released_.size());
+  for (const auto* told : {&prepared_, &released_}) {
+    const auto* next = reinterpret_cast<const std::byte*>(q.data());
+    for (const auto& [data, bytes] : *told) {
+      EXPECT_EQ(data, next);
+      next += bytes;
+    }
+    EXPECT_EQ(next, reinterpret_cast<const std::byte*>(q.data() + q.size()));
   }
-  EXPECT_EQ(next, reinterpret_cast<const std::byte*>(q.data() + q.size()));
   const ExpertMatrices packed = weights_.layers[0].attention.q.AsBank();
   for (size_t n = 0; n < kManyRows; n += 999) {
     for (size_t k : {0u, 63u})
