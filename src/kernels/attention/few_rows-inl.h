@@ -84,6 +84,15 @@ HWY_INLINE void LoadValues(const T* HWY_RESTRICT values, size_t stride, size_t j
   const DF df;
   const size_t lanes = hn::Lanes(df);
   const T* HWY_RESTRICT row = values + j * stride;
+  if constexpr (kLooksUp<kPairs, T>) {
+    if (cols == 2 * lanes && j >= begin && j + 1 < end) {
+      const hn::Repartition<uint8_t, DF> du;
+      const hn::Half<decltype(du)> dh;
+      const auto* HWY_RESTRICT even = reinterpret_cast<const uint8_t*>(row);
+      const auto codes = hn::Combine(du, hn::LoadU(dh, even + stride), hn::LoadU(dh, even));
+      return PairsOfCodes<T>(codes, kLowerOfRows, kUpperOfRows, lower, upper);
+    }
+  }
   if constexpr (kPairs) {
     const hn::Repartition<uint16_t, DF> d16;
     const VF zero = hn::Zero(df);

@@ -11,6 +11,7 @@
 #include <hwy/highway.h>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/bf16_codes-inl.h"
 #include "kernels/load-inl.h"
 #include "kernels/load_codes-inl.h"
 #include "switchyard/core/macros.h"
@@ -87,6 +88,23 @@ HWY_INLINE void FetchAhead(const void* p, size_t bytes) {
     __builtin_prefetch(static_cast<const std::byte*>(p) + i, /*rw=*/0, /*locality=*/2);
 }
 
+// Codes that become pairs go through a table.
+template <bool kPairs, class T>
+constexpr bool kLooksUp = kPairs && kHasCodeTables && sizeof(T) == 1;
+
+// Words of four codes, in half a square from the given row on, as pairs in the same order.
+template <class T>
+HWY_INLINE SquareOfWords WidenCodes(const SquareOfWords& codes, size_t first) {
+  const hn::Repartition<uint8_t, DF> du;
+  SquareOfWords widened;
+  SY_UNROLL
+  for (size_t i = 0; i < kLanes / 2; ++i) {
+    PairsOfCodes<T>(hn::BitCast(du, codes.words[first + i]), kLowerOfFour, kUpperOfFour,
+                    widened.words[2 * i], widened.words[2 * i + 1]);
+  }
+  return widened;
+}
+
 // Calls body(first key, first word, words) for squares of keys, transposed: words along d, keys in
 // the lanes. Keys from num_keys to whole vectors repeat the last one, words beyond dim are zeros.
 // Shapes: keys [num_keys, stride] of which `dim` elements from the first are taken. next: keys as
@@ -99,7 +117,23 @@ HWY_INLINE void ForEachSquare(const T* HWY_RESTRICT keys, size_t stride, size_t 
   constexpr bool kMovesPairs = kPairs || hwy::IsSame<T, hwy::bfloat16_t>();
   constexpr size_t kElements = kElementsPerWord<kMovesPairs> * kLanes;
   for (size_t j0 = 0; j0 < num_keys; j0 += kLanes) {
-    for (size_t d = 0; d < dim; d += kElements) {
+    size_t d = 0;
+    if constexpr (kLooksUp<kPairs, T>) {  // four to a word
+      for (; d + 4 * kLanes <= dim; d += 4 * kLanes) {
+        if (next != nullptr) FetchAhead(next + j0 * stride + d * kLanes, 4 * kLanes * kLanes);
+        SquareOfWords rows;
+        SY_UNROLL
+        for (size_t j = 0; j < kLanes; ++j) {
+          const T* HWY_RESTRICT key = keys + HWY_MIN(j0 + j, num_keys - 1) * stride;
+          rows.words[j] = hn::BitCast(df, hn::LoadU(hn::Repartition<uint8_t, DF>(),
+                                                    reinterpret_cast<const uint8_t*>(key + d)));
+        }
+        TransposeWords(rows);
+        body(j0, d / 2, WidenCodes<T>(rows, 0));
+        body(j0, d / 2 + kLanes, WidenCodes<T>(rows, kLanes / 2));
+      }
+    }
+    for (; d < dim; d += kElements) {
       if (next != nullptr)  // in the order of addresses, whatever is read here
         FetchAhead(next + j0 * stride + d * kLanes, kLanes * kElements * sizeof(T));
       SquareOfWords rows;
