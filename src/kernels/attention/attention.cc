@@ -9,6 +9,7 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
+#include "kernels/attention/few_rows-inl.h"
 #include "kernels/attention/panels-inl.h"
 #include "kernels/attention/products-inl.h"
 #include "kernels/load-inl.h"
@@ -26,6 +27,8 @@ namespace switchyard::kernels::HWY_NAMESPACE {
 //                                     p ----+
 //
 // A block is laid out once and met by every row: all queries of the chunk, all heads of the group.
+// Where rows are few, as the heads of one query are, its words meet them in the registers instead
+// (few_rows-inl.h), which also asks for the next span at an even pace.
 
 // Types of codes, which have scales, and what a code has to be multiplied by beside its scale.
 template <class T>
@@ -69,16 +72,12 @@ HWY_INLINE VF ExpOfNegative(DF df, VF x) {
 }
 
 // Scores of one row -> exp(scale * score - max), zero outside [first, last), over the places from
-// `begin` to `end`, multiples of the vector.
+// `begin` to `end`, multiples of the vector. The row must see a key.
 SoftmaxState SoftmaxRow(float* HWY_RESTRICT scores, size_t first, size_t last, size_t begin,
                         size_t end, float scale) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-  if (first >= last) {
-    std::fill(scores + begin, scores + end, 0.0f);
-    return {kMinusInfinity, 0.0f};
-  }
   std::fill(scores + begin, scores + first, kMinusInfinity);
   std::fill(scores + last, scores + end, kMinusInfinity);
   const VF scale_v = hn::Set(df, scale);
@@ -209,20 +208,26 @@ class SpanOfKeys {
   void MultiplyPart(size_t block, size_t num_keys, const Range& part, float* out,
                     size_t out_stride) {
     const size_t dim = part.end - part.begin;
+    const T* keys = static_cast<const T*>(args_.k[block]) + part.begin;
     const T* next = Next(args_.next_k, block);
-    PackKeys<kPairs>(static_cast<const T*>(args_.k[block]) + part.begin, args_.key_dim, num_keys,
-                     dim, next == nullptr ? next : next + part.begin, panel_);
+    if (next != nullptr) next += part.begin;
     const Range rows = RowsOf(block, {0, args_.num_rows});
     ProductArgs product;
     product.a =
         q_ + rows.begin * layout_.padded_key + (part.begin == 0 ? 0 : second_part_) / kElements;
     product.a_stride = layout_.padded_key;
     product.num_rows = rows.end - rows.begin;
+    product.out = out + rows.begin * out_stride;
+    product.out_stride = out_stride;
+    if (product.num_rows <= kFewRows && dim % kElementsOfSquare<kPairs, T> == 0) {
+      product.b = keys;
+      product.b_stride = args_.key_dim;
+      return MultiplyKeys<kPairs, T>(product, num_keys, dim, next);
+    }
+    PackKeys<kPairs>(keys, args_.key_dim, num_keys, dim, next, panel_);
     product.b = panel_;
     product.b_stride = kKvBlockTokens;
     product.steps = (dim + kElements - 1) / kElements;
-    product.out = out + rows.begin * out_stride;
-    product.out_stride = out_stride;
     product.num_cols = hwy::RoundUpTo(num_keys, hn::Lanes(DF()));
     Multiply<kPairs>(product);
   }
@@ -248,17 +253,31 @@ class SpanOfKeys {
     }
   }
 
-  // Scores -> weights, in their place.
+  // Scores -> weights, in their place: words of zeros for keys that a row does not see.
   void Weigh() {
-    const size_t step = 2 * hn::Lanes(DF());
-    const size_t begin = seen_.begin / step * step;
-    const size_t end = hwy::RoundUpTo(seen_.end, step);
+    const Range all = WholeVectors(seen_);
     for (size_t r = 0; r < args_.num_rows; ++r) {
       float* HWY_RESTRICT p = scores_ + r * kAttentionSpan;
-      args_.states[r] = SoftmaxRow(p, args_.first[r], args_.last[r], begin, end, args_.scale);
-      if constexpr (kIsCode<T>) ScaleWeights({args_.first[r], args_.last[r]}, p);
-      if constexpr (kPairs) RoundToPairs(p + begin, end - begin, p + begin / 2);
+      const Range row{args_.first[r], args_.last[r]};
+      Range weighed{all.begin, all.begin};
+      args_.states[r] = {-std::numeric_limits<float>::infinity(), 0.0f};
+      if (row.begin < row.end) {
+        weighed = WholeVectors(row);
+        args_.states[r] =
+            SoftmaxRow(p, row.begin, row.end, weighed.begin, weighed.end, args_.scale);
+        if constexpr (kIsCode<T>) ScaleWeights(row, p);
+        if constexpr (kPairs)
+          RoundToPairs(p + weighed.begin, weighed.end - weighed.begin, p + weighed.begin / 2);
+      }
+      std::fill(p + all.begin / kElements, p + weighed.begin / kElements, 0.0f);
+      std::fill(p + weighed.end / kElements, p + all.end / kElements, 0.0f);
     }
+  }
+
+  // Whole pairs of vectors around some keys of a span.
+  static Range WholeVectors(const Range& keys) {
+    const size_t step = 2 * hn::Lanes(DF());
+    return {keys.begin / step * step, hwy::RoundUpTo(keys.end, step)};
   }
 
   // The weights of codes: p times the scale of its value, where the row sees it.
@@ -284,9 +303,7 @@ class SpanOfKeys {
     ForEachBlock(range, [&](size_t block, const Range& keys) HWY_ATTR {
       if (!is_right) return;
       const Range seeing = RowsOf(block, rows);
-      if constexpr (!kPairs) {
-        if (AreOneQuery(rows)) return AddValues(block, keys, rows);
-      }
+      if (AreOneQuery(rows)) return AddValues(block, keys, rows);
       const bool finite = PackValues<kPairs>(
           static_cast<const T*>(args_.v[block]), args_.value_stride, keys.begin, keys.end, dim,
           Next(args_.next_v, block), panel_, layout_.padded_value);
@@ -314,35 +331,25 @@ class SpanOfKeys {
     const auto differs = [&](size_t r) {
       return args_.first[r] != args_.first[rows.begin] || args_.last[r] != args_.last[rows.begin];
     };
-    if (rows.end - rows.begin > 2 * kProductRows) return false;
+    if (rows.end - rows.begin > kFewRows) return false;
     for (size_t r = rows.begin; r < rows.end; ++r) {
       if (differs(r)) return false;
     }
     return true;
   }
 
-  // Adds values as they lie in the cache, some at a time, so that what is fetched ahead spreads: a
-  // panel would not pay, and nothing has to be hidden.
+  // Adds values as they lie in the cache: a panel would not pay, and nothing has to be hidden.
   void AddValues(size_t block, const Range& keys, const Range& rows) {
-    constexpr size_t kSteps = 8;
-    const size_t dim = args_.value_dim;
-    const T* next = Next(args_.next_v, block);
     ProductArgs product;
-    product.a_stride = kAttentionSpan;
+    product.a = scores_ + rows.begin * kAttentionSpan + block * kKvBlockTokens / kElements;
     product.num_rows = rows.end - rows.begin;
+    product.b = args_.v[block];
     product.b_stride = args_.value_stride;
-    product.out = args_.sums + rows.begin * dim;
-    product.out_stride = dim;
-    product.num_cols = dim;
+    product.out = args_.sums + rows.begin * args_.value_dim;
+    product.out_stride = args_.value_dim;
+    product.num_cols = args_.value_dim;
     product.add = true;
-    for (size_t j = keys.begin; j < keys.end; j += kSteps) {
-      product.steps = HWY_MIN(kSteps, keys.end - j);
-      const size_t at = j * args_.value_stride;
-      if (next != nullptr) FetchAhead(next + at, product.steps * args_.value_stride * sizeof(T));
-      product.a = scores_ + rows.begin * kAttentionSpan + block * kKvBlockTokens + j;
-      product.b = static_cast<const T*>(args_.v[block]) + at;
-      Multiply<false, T>(product);
-    }
+    MultiplyValues<kPairs, T>(product, keys.begin, keys.end, Next(args_.next_v, block));
   }
 
   const AttentionSpanArgs& args_;

@@ -11,6 +11,7 @@
 #include <hwy/highway.h>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/bf16_codes-inl.h"
 #include "kernels/load-inl.h"
 #include "kernels/load_codes-inl.h"
 #include "switchyard/core/macros.h"
@@ -42,10 +43,16 @@ HWY_INLINE VF LoadWords(DF df, const T* HWY_RESTRICT p, size_t n) {
   }
 }
 
+// As many vectors as a vector has words.
+constexpr size_t kLanes = HWY_MAX_LANES_D(DF);
+struct SquareOfWords {
+  VF words[kLanes];
+};
+
 // Transposes a square of words: each round interleaves the first half of the rows with the second,
 // which turns one bit of the row number into one of the lane number.
-template <size_t kLanes>
-HWY_INLINE void TransposeWords(VF (&rows)[kLanes]) {
+HWY_INLINE void TransposeWords(SquareOfWords& square) {
+  auto& rows = square.words;
   const DF df;
   SY_UNROLL
   for (size_t round = 1; round < kLanes; round *= 2) {
@@ -60,11 +67,90 @@ HWY_INLINE void TransposeWords(VF (&rows)[kLanes]) {
   }
 }
 
+// Pairs of bf16 from the given row on, half a square of them, as words of f32 in the same order.
+HWY_INLINE SquareOfWords WidenPairs(const SquareOfWords& pairs, size_t first) {
+  const DF df;
+  const hn::RebindToUnsigned<DF> du;
+  SquareOfWords widened;
+  SY_UNROLL
+  for (size_t i = 0; i < kLanes / 2; ++i) {
+    const auto pair = hn::BitCast(du, pairs.words[first + i]);
+    widened.words[2 * i] = hn::BitCast(df, hn::ShiftLeft<16>(pair));
+    widened.words[2 * i + 1] = hn::BitCast(df, hn::And(pair, hn::Set(du, 0xffff0000u)));
+  }
+  return widened;
+}
+
 // Asks for `bytes` at p, to be in the second-level cache when their turn comes: without it, memory
 // would idle while the block before is multiplied.
 HWY_INLINE void FetchAhead(const void* p, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64)
     __builtin_prefetch(static_cast<const std::byte*>(p) + i, /*rw=*/0, /*locality=*/2);
+}
+
+// Codes that become pairs go through a table.
+template <bool kPairs, class T>
+constexpr bool kLooksUp = kPairs && kHasCodeTables && sizeof(T) == 1;
+
+// Words of four codes, in half a square from the given row on, as pairs in the same order.
+template <class T>
+HWY_INLINE SquareOfWords WidenCodes(const SquareOfWords& codes, size_t first) {
+  const hn::Repartition<uint8_t, DF> du;
+  SquareOfWords widened;
+  SY_UNROLL
+  for (size_t i = 0; i < kLanes / 2; ++i) {
+    PairsOfCodes<T>(hn::BitCast(du, codes.words[first + i]), kLowerOfFour, kUpperOfFour,
+                    widened.words[2 * i], widened.words[2 * i + 1]);
+  }
+  return widened;
+}
+
+// Calls body(first key, first word, words) for squares of keys, transposed: words along d, keys in
+// the lanes. Keys from num_keys to whole vectors repeat the last one, words beyond dim are zeros.
+// Shapes: keys [num_keys, stride] of which `dim` elements from the first are taken. next: keys as
+//   many as these that are read later, or null.
+template <bool kPairs, class T, class Body>
+HWY_INLINE void ForEachSquare(const T* HWY_RESTRICT keys, size_t stride, size_t num_keys,
+                              size_t dim, const T* next, const Body& body) {
+  const DF df;
+  // bf16 is transposed in pairs, whatever becomes of them.
+  constexpr bool kMovesPairs = kPairs || hwy::IsSame<T, hwy::bfloat16_t>();
+  constexpr size_t kElements = kElementsPerWord<kMovesPairs> * kLanes;
+  for (size_t j0 = 0; j0 < num_keys; j0 += kLanes) {
+    size_t d = 0;
+    if constexpr (kLooksUp<kPairs, T>) {  // four to a word
+      for (; d + 4 * kLanes <= dim; d += 4 * kLanes) {
+        if (next != nullptr) FetchAhead(next + j0 * stride + d * kLanes, 4 * kLanes * kLanes);
+        SquareOfWords rows;
+        SY_UNROLL
+        for (size_t j = 0; j < kLanes; ++j) {
+          const T* HWY_RESTRICT key = keys + HWY_MIN(j0 + j, num_keys - 1) * stride;
+          rows.words[j] = hn::BitCast(df, hn::LoadU(hn::Repartition<uint8_t, DF>(),
+                                                    reinterpret_cast<const uint8_t*>(key + d)));
+        }
+        TransposeWords(rows);
+        body(j0, d / 2, WidenCodes<T>(rows, 0));
+        body(j0, d / 2 + kLanes, WidenCodes<T>(rows, kLanes / 2));
+      }
+    }
+    for (; d < dim; d += kElements) {
+      if (next != nullptr)  // in the order of addresses, whatever is read here
+        FetchAhead(next + j0 * stride + d * kLanes, kLanes * kElements * sizeof(T));
+      SquareOfWords rows;
+      SY_UNROLL
+      for (size_t j = 0; j < kLanes; ++j) {
+        const T* HWY_RESTRICT key = keys + HWY_MIN(j0 + j, num_keys - 1) * stride;
+        rows.words[j] = LoadWords<kMovesPairs>(df, key + d, dim - d);
+      }
+      TransposeWords(rows);
+      if constexpr (kMovesPairs && !kPairs) {
+        body(j0, d, WidenPairs(rows, 0));
+        body(j0, d + kLanes, WidenPairs(rows, kLanes / 2));
+      } else {
+        body(j0, d / kElementsPerWord<kPairs>, rows);
+      }
+    }
+  }
 }
 
 // The keys of a block, transposed: words along d, keys in the lanes.
@@ -80,38 +166,12 @@ HWY_INLINE void FetchAhead(const void* p, size_t bytes) {
 template <bool kPairs, class T>
 HWY_NOINLINE void PackKeys(const T* HWY_RESTRICT keys, size_t stride, size_t num_keys, size_t dim,
                            const T* next, float* HWY_RESTRICT panel) {
-  const DF df;
-  constexpr size_t kLanes = HWY_MAX_LANES_D(DF);
-  // bf16 is transposed in pairs, whatever becomes of them.
-  constexpr bool kMovesPairs = kPairs || hwy::IsSame<T, hwy::bfloat16_t>();
-  constexpr size_t kElements = kElementsPerWord<kMovesPairs> * kLanes;
-  for (size_t j0 = 0; j0 < num_keys; j0 += kLanes) {
-    for (size_t d = 0; d < dim; d += kElements) {
-      constexpr size_t kSquare = kLanes * kElements;
-      if (next != nullptr)  // in the order of addresses, whatever is read here
-        FetchAhead(next + j0 * stride + d * kLanes, kSquare * sizeof(T));
-      VF rows[kLanes];
-      SY_UNROLL
-      for (size_t j = 0; j < kLanes; ++j) {
-        const T* HWY_RESTRICT key = keys + HWY_MIN(j0 + j, num_keys - 1) * stride;
-        rows[j] = LoadWords<kMovesPairs>(df, key + d, dim - d);
-      }
-      TransposeWords(rows);
-      float* HWY_RESTRICT to = panel + d / kElementsPerWord<kPairs> * kKvBlockTokens + j0;
-      SY_UNROLL
-      for (size_t i = 0; i < kLanes; ++i) {
-        if constexpr (kMovesPairs && !kPairs) {
-          const hn::RebindToUnsigned<DF> du;
-          const auto pair = hn::BitCast(du, rows[i]);
-          const auto odd = hn::And(pair, hn::Set(du, 0xffff0000u));
-          hn::StoreU(hn::BitCast(df, hn::ShiftLeft<16>(pair)), df, to + 2 * i * kKvBlockTokens);
-          hn::StoreU(hn::BitCast(df, odd), df, to + (2 * i + 1) * kKvBlockTokens);
-        } else {
-          hn::StoreU(rows[i], df, to + i * kKvBlockTokens);
-        }
-      }
-    }
-  }
+  const auto store = [&](size_t j0, size_t first_word, const SquareOfWords& square) HWY_ATTR {
+    float* HWY_RESTRICT to = panel + first_word * kKvBlockTokens + j0;
+    SY_UNROLL
+    for (size_t i = 0; i < kLanes; ++i) hn::StoreU(square.words[i], DF(), to + i * kKvBlockTokens);
+  };
+  ForEachSquare<kPairs>(keys, stride, num_keys, dim, next, store);
 }
 
 // Remembers the largest magnitude among the words of a panel, by their bits without the sign.
