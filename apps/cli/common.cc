@@ -155,9 +155,11 @@ std::unique_ptr<ThreadPool> MakeThreadPool(const Settings& settings, NumaPlaceme
     if (isa == IsaName(level)) CapIsa(level);
   }
   size_t threads = AvailableCpus();
+  NumaTopology topology;
   if (numa != nullptr) {
     const auto [local_rank, local_size] = PlaceOnHost();
-    *numa = ChooseNumaPlacement(ReadNumaTopology(), local_rank, local_size);
+    topology = ReadNumaTopology();
+    *numa = ChooseNumaPlacement(topology, local_rank, local_size);
     // Threads inherit the binding of the one that makes them.
     if (!numa->is_only_node) BindThisThread(numa->cpus);
     if (local_size > 1)
@@ -166,7 +168,8 @@ std::unique_ptr<ThreadPool> MakeThreadPool(const Settings& settings, NumaPlaceme
   threads = settings.GetCount("threads", threads);
   Log(LogLevel::kInfo, "threads",
       {{"count", std::to_string(threads)}, {"source", settings.Source("threads")}});
-  return std::make_unique<ThreadPool>(threads);
+  if (numa == nullptr) return std::make_unique<ThreadPool>(threads);
+  return MakeNumaPool(topology, *numa, threads);
 }
 
 ModelOptions MakeModelOptions(const Settings& settings, std::string_view act_dtype) {

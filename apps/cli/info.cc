@@ -12,6 +12,7 @@
 #include "ranks.h"
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/memory.h"
+#include "switchyard/core/numa.h"
 #include "switchyard/moe/layer/register_builtins.h"
 #include "verb.h"
 
@@ -20,7 +21,17 @@ namespace {
 
 using nlohmann::ordered_json;
 
-ordered_json Machine() {
+// Of a model's pool on each NUMA node that has some.
+std::vector<size_t> WorkersPerNode(const Settings& settings) {
+  const NumaTopology topology = ReadNumaTopology();
+  const NumaWorkers workers = SpreadWorkers(topology, ChooseNumaPlacement(topology, 0, 1),
+                                            settings.GetCount("threads", AvailableCpus()));
+  std::vector<size_t> counts(workers.cpus_of_node.size(), 0);
+  for (size_t node : workers.node_of_worker) ++counts[node];
+  return counts;
+}
+
+ordered_json Machine(const Settings& settings) {
   const CpuInfo cpu = GetCpuInfo();
   std::vector<std::string_view> isas;
   for (Isa isa : SupportedIsas()) isas.push_back(IsaName(isa));
@@ -33,6 +44,7 @@ ordered_json Machine() {
           {"l2_bytes", cpu.l2_bytes},
           {"l3_bytes", cpu.l3_bytes},
           {"numa_nodes", cpu.numa_nodes},
+          {"workers_per_numa_node", WorkersPerNode(settings)},
           {"available_memory_bytes", AvailableBytes()},
           {"isa_supported", isas},
           {"isa_chosen", IsaName(CurrentIsa())},
@@ -157,6 +169,8 @@ void PrintTable(const std::string& title, const ordered_json& object) {
     for (const ordered_json& item : value) {
       if (item.is_string()) {
         items.push_back(item.get<std::string>());
+      } else if (item.is_number()) {
+        items.push_back(item.dump());
       } else if (item.contains("format")) {
         items.push_back(fmt::format("{} <-> {}", item["format"].get<std::string>(),
                                     item["runner"].get<std::string>()));
@@ -183,7 +197,7 @@ std::function<int()> SetUpInfo(CLI::App& app, Settings& settings) {
   AddSettingOptions(app, settings);
   return [flags, &settings] {
     MakeThreadPool(settings);  // applies --isa, and refuses what cannot be
-    ordered_json all = {{"machine", Machine()}, {"build", Build()}};
+    ordered_json all = {{"machine", Machine(settings)}, {"build", Build()}};
     if (flags->explain) all["explain"] = Explain(settings);
     if (flags->json) {
       fmt::print("{}\n", all.dump());

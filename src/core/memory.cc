@@ -39,7 +39,7 @@ size_t MeminfoBytes(const std::string& key) {
 
 }  // namespace
 
-MappedMemory::MappedMemory(size_t bytes, const char* what) : bytes_(bytes) {
+MappedMemory::MappedMemory(size_t bytes, const char* what, PageSize pages) : bytes_(bytes) {
   if (bytes == 0) return;
   mapping_bytes_ = bytes + kBigPage;
   if (mapping_bytes_ > bytes) {
@@ -53,9 +53,8 @@ MappedMemory::MappedMemory(size_t bytes, const char* what) : bytes_(bytes) {
   }
   const auto address = reinterpret_cast<uintptr_t>(mapping_);
   data_ = reinterpret_cast<std::byte*>((address + kBigPage - 1) / kBigPage * kBigPage);
-  madvise(
-      data_, bytes,
-      MADV_HUGEPAGE);  // only advice: a system without big pages refuses it, and all still works
+  // Only advice: a system without big pages refuses it, and all still works.
+  madvise(data_, bytes, pages == PageSize::kBig ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 }
 
 MappedMemory::MappedMemory(MappedMemory&& other) noexcept { *this = std::move(other); }

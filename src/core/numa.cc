@@ -160,6 +160,35 @@ std::vector<size_t> BindThisThread(std::span<const size_t> cpus) {
   return both;
 }
 
+NumaWorkers SpreadWorkers(const NumaTopology& topology, const NumaPlacement& placement,
+                          size_t num_workers) {
+  if (num_workers == 0 || placement.cpus.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} workers cannot be spread over {} CPUs",
+                                                         num_workers, placement.cpus.size()));
+  }
+  NumaWorkers workers;
+  size_t num_cpus = 0;  // of the nodes so far
+  for (const NumaNode& node : topology.nodes) {
+    if (std::ranges::find(placement.nodes, node.number) == placement.nodes.end()) continue;
+    num_cpus += node.allowed.size();
+    // Of C CPUs and W workers, CPU c has those from c * W / C up to (c + 1) * W / C.
+    const size_t end = num_cpus * num_workers / placement.cpus.size();
+    if (end == workers.node_of_worker.size()) continue;
+    workers.node_of_worker.resize(end, workers.cpus_of_node.size());
+    workers.cpus_of_node.push_back(node.allowed);
+  }
+  return workers;
+}
+
+std::unique_ptr<ThreadPool> MakeNumaPool(const NumaTopology& topology,
+                                         const NumaPlacement& placement, size_t num_threads) {
+  if (placement.nodes.size() == 1) return std::make_unique<ThreadPool>(num_threads);
+  const NumaWorkers workers = SpreadWorkers(topology, placement, num_threads);
+  auto pool = std::make_unique<ThreadPool>(workers.node_of_worker);
+  if (topology.is_this_machine) pool->BindNodes(workers.cpus_of_node);
+  return pool;
+}
+
 void BindMemory(std::span<std::byte> bytes, std::span<const size_t> nodes) {
   constexpr size_t kMaxNodes = 1024, kWordBits = 8 * sizeof(unsigned long);
   unsigned long mask[kMaxNodes / kWordBits] = {};

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/panels/panel.h"
+#include "quant/node_tiles.h"
 #include "quant/panel_matmul.h"
 #include "switchyard/core/log.h"
 #include "switchyard/core/macros.h"
@@ -32,6 +33,10 @@ struct Piece {
 };
 constexpr size_t kPieceBytes = size_t{4} << 20;
 
+// Bytes of a matrix on each of several nodes from which on big pages serve: about 1 MiB of a range
+// then lies on the node of its neighbour.
+constexpr size_t kMinBigPageRange = size_t{8} << 20;
+
 class Packer {
  public:
   Packer(TransformerWeights& weights, ThreadPool& pool, const PackHooks& hooks)
@@ -52,12 +57,15 @@ class Packer {
 
   std::shared_ptr<const MappedMemory> Run() {
     if (moves_.empty()) return nullptr;
-    auto memory = std::make_shared<MappedMemory>(bytes_, "weights in panels");
-    const std::vector<Piece> pieces = Pieces();
+    auto memory = std::make_shared<MappedMemory>(bytes_, "weights in panels", Pages());
+    std::vector<size_t> pieces_of_node;
+    const std::vector<Piece> pieces = Pieces(pieces_of_node);
     for (const Piece& piece : pieces) {
       if (piece.move->owned != nullptr) ++waiting_[piece.move->owned];
     }
-    pool_.Run(pieces.size(), [&](size_t i, size_t) { Pack(pieces[i], memory->data()); });
+    // Memory is on the node of the worker that first writes it.
+    pool_.RunOnNodes(
+        pieces_of_node, [&](size_t i, size_t) { Pack(pieces[i], memory->data()); }, NodeHelp::kNo);
     // Rows of other matrices lie between those of these.
     for (const Move& move : moves_) {
       if (move.owned == nullptr && !IsDense(move.from))
@@ -145,13 +153,25 @@ class Packer {
     return data < owned->begin + owned->bytes ? owned : nullptr;
   }
 
-  std::vector<Piece> Pieces() const {
+  PageSize Pages() const {
+    const size_t nodes = pool_.num_nodes();
+    const bool are_big = nodes == 1 || bytes_ / (moves_.size() * nodes) >= kMinBigPageRange;
+    return are_big ? PageSize::kBig : PageSize::kSmall;
+  }
+
+  // Those of node 0, of node 1, and so on; and how many each has.
+  std::vector<Piece> Pieces(std::vector<size_t>& pieces_of_node) const {
     std::vector<Piece> pieces;
-    for (const Move& move : moves_) {
-      const size_t panels = kernels::NumPanels(move.from.rows);
-      const size_t step = std::max<size_t>(1, kPieceBytes / move.panel_bytes);
-      for (size_t p = 0; p < panels; p += step)
-        pieces.push_back({&move, p, std::min(step, panels - p)});
+    for (size_t node = 0; node < pool_.num_nodes(); ++node) {
+      const size_t before = pieces.size();
+      for (const Move& move : moves_) {
+        const size_t panels = kernels::NumPanels(move.from.rows);
+        const size_t step = std::max<size_t>(1, kPieceBytes / move.panel_bytes);
+        const size_t end = quant::FirstPanelOf(node + 1, panels, pool_.num_nodes());
+        for (size_t p = quant::FirstPanelOf(node, panels, pool_.num_nodes()); p < end; p += step)
+          pieces.push_back({&move, p, std::min(step, end - p)});
+      }
+      pieces_of_node.push_back(pieces.size() - before);
     }
     return pieces;
   }

@@ -1,6 +1,7 @@
 #include "quant/expert_rows.h"
 
 #include "kernels/convert/convert.h"
+#include "quant/node_tiles.h"
 
 namespace switchyard::quant {
 namespace {
@@ -32,19 +33,18 @@ void ForEachTile(ExecContext& context, const ExpertGroups& groups, const ExpertM
                  const ExpertMatrices* second, size_t results_per_tile, const Body& body) {
   const size_t num_experts = groups.experts.size();
   const size_t task_rows = TaskRows(num_experts * w.rows, context.pool.num_threads());
-  const size_t tasks_per_expert = (w.rows + task_rows - 1) / task_rows;
   const size_t decode = std::max(ExpertScratchFloats(w, task_rows),
                                  second == nullptr ? 0 : ExpertScratchFloats(*second, task_rows));
   const size_t results = results_per_tile * kRowsPerPass * task_rows;
   float* scratch =
       context.arena.AllocateSpan<float>(context.pool.num_threads() * (results + decode)).data();
-  context.pool.Run(num_experts * tasks_per_expert, [&](size_t task, size_t worker) {
-    const size_t index = task / tasks_per_expert;
-    const size_t n0 = task % tasks_per_expert * task_rows;
-    float* mine = scratch + worker * (results + decode);
-    body(Tile{groups.experts[index], groups.begin[index], groups.begin[index + 1], n0,
-              std::min(task_rows, w.rows - n0), std::span<float>(mine + results, decode), mine});
-  });
+  const auto all_rows = [&](size_t) { return ProductRows{{0, w.rows}, w.rows}; };
+  ForEachNodeTile(
+      context, num_experts, task_rows, all_rows, [&](size_t index, RowRange rows, size_t worker) {
+        float* mine = scratch + worker * (results + decode);
+        body(Tile{groups.experts[index], groups.begin[index], groups.begin[index + 1], rows.begin,
+                  rows.end - rows.begin, std::span<float>(mine + results, decode), mine});
+      });
 }
 
 // Calls body(first row, number of rows) for the passes of a tile.

@@ -8,6 +8,7 @@
 #include "kernels/decode/decode.h"
 #include "quant/act_quant.h"
 #include "quant/expert_matmul.h"
+#include "quant/node_tiles.h"
 #include "quant/panel_matmul.h"
 #include "switchyard/core/cpu.h"
 #include "switchyard/core/error.h"
@@ -194,27 +195,23 @@ void RunParts(ExecContext& context, size_t num_jobs, const JobAt& job_at, const 
   size_t total_rows = 0;
   for (size_t i = 0; i < num_jobs; ++i) total_rows += job_at(i).num_outputs();
   const size_t task_rows = TaskRows(total_rows, context.pool.num_threads());
-  const auto tasks_of = [&](size_t i) {
-    return (job_at(i).num_outputs() + task_rows - 1) / task_rows;
-  };
-  size_t num_tasks = 0;
   size_t scratch_floats = 0;
   for (size_t i = 0; i < num_jobs; ++i) {
-    num_tasks += tasks_of(i);
     scratch_floats =
         std::max(scratch_floats, ExpertScratchFloats(job_at(i).weight.AsBank(), task_rows));
   }
   scratch_floats = (scratch_floats + 15) / 16 * 16;
   float* scratch =
       context.arena.AllocateSpan<float>(context.pool.num_threads() * scratch_floats).data();
-  context.pool.Run(num_tasks, [&](size_t task, size_t worker) {
-    size_t i = 0;
-    for (size_t tasks; task >= (tasks = tasks_of(i)); ++i) task -= tasks;
+  const auto rows_of = [&](size_t i) {
     const LinearJob& job = job_at(i);
-    const size_t n0 = task * task_rows;
-    RunPart(rows_at(i), job, job.first + n0, std::min(task_rows, job.num_outputs() - n0),
-            std::span<float>(scratch + worker * scratch_floats, scratch_floats));
-  });
+    return ProductRows{{job.first, job.first + job.num_outputs()}, job.weight.rows};
+  };
+  ForEachNodeTile(context, num_jobs, task_rows, rows_of,
+                  [&](size_t i, RowRange rows, size_t worker) {
+                    RunPart(rows_at(i), job_at(i), rows.begin, rows.end - rows.begin,
+                            {scratch + worker * scratch_floats, scratch_floats});
+                  });
 }
 
 // Whether what is prepared for one job serves another.

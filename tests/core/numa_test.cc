@@ -92,6 +92,56 @@ TEST(NumaChoice, NodesOutOfBoundsAndNodesOfMemoryOnlyAreLeftOut) {
               [&] { ChooseNumaPlacement(topology, 0, 1); });
 }
 
+// ---- workers of one process
+
+TEST(NumaWorkers, SpreadAsCpusDo) {
+  const auto spread = [](const NumaTopology& topology, size_t num_workers) {
+    return SpreadWorkers(topology, ChooseNumaPlacement(topology, 0, 1), num_workers);
+  };
+  EXPECT_EQ(spread(Machine(1), 3).node_of_worker, (Numbers{0, 0, 0}));
+  EXPECT_EQ(spread(Machine(2), 4).node_of_worker, (Numbers{0, 0, 1, 1}));
+  EXPECT_EQ(spread(Machine(2), 5).node_of_worker, (Numbers{0, 0, 1, 1, 1}));
+  EXPECT_EQ(spread(Machine(4), 4).node_of_worker, (Numbers{0, 1, 2, 3}));
+  const NumaWorkers few = spread(Machine(4), 2);
+  EXPECT_EQ(few.node_of_worker, (Numbers{0, 1})) << "nodes without workers are left out";
+  EXPECT_EQ(few.cpus_of_node, (std::vector<Numbers>{{4, 5, 6, 7}, {12, 13, 14, 15}}));
+  EXPECT_EQ(spread(Machine(2), 1).cpus_of_node.size(), 1u);
+  NumaTopology uneven = Machine(3);
+  uneven.nodes[0].allowed = {3};
+  uneven.nodes[1].allowed.clear();
+  uneven.nodes[2].allowed = {8, 9, 10};
+  const NumaWorkers workers = spread(uneven, 8);
+  EXPECT_EQ(workers.node_of_worker, (Numbers{0, 0, 1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(workers.cpus_of_node, (std::vector<Numbers>{{3}, {8, 9, 10}}));
+  ExpectError(ErrorCode::kInvalidArgument, {"0 workers"}, [&] { spread(Machine(2), 0); });
+}
+
+TEST(NumaWorkers, APoolOnAMadeUpMachineIsNotBound) {
+  NumaTopology topology = Machine(2);
+  topology.is_this_machine = false;
+  const Numbers before = AllowedCpus();
+  const auto pool = MakeNumaPool(topology, ChooseNumaPlacement(topology, 0, 1), 3);
+  EXPECT_EQ(pool->num_threads(), 3u);
+  EXPECT_EQ(pool->num_nodes(), 2u);
+  EXPECT_EQ(AllowedCpus(), before);
+  EXPECT_EQ(MakeNumaPool(Machine(1), ChooseNumaPlacement(Machine(1), 0, 1), 3)->num_nodes(), 1u);
+}
+
+// Nodes of one CPU each, cut from this machine.
+TEST(NumaWorkers, APoolIsBoundToItsNodes) {
+  std::thread([] {
+    const Numbers cpus = AllowedCpus();
+    if (cpus.size() < 2) GTEST_SKIP() << "one CPU is no two nodes";
+    NumaTopology topology = Machine(2);
+    for (size_t n : {0u, 1u}) topology.nodes[n].cpus = topology.nodes[n].allowed = {cpus[n]};
+    const auto pool = MakeNumaPool(topology, ChooseNumaPlacement(topology, 0, 1), 2);
+    std::vector<Numbers> seen(2);
+    pool->RunOnNodes(
+        Numbers{1, 1}, [&](size_t task, size_t) { seen[task] = AllowedCpus(); }, NodeHelp::kNo);
+    EXPECT_EQ(seen, (std::vector<Numbers>{{cpus[0]}, {cpus[1]}}));
+  }).join();
+}
+
 TEST(NumaTopologies, HwlocMakesUpMachines) {
   try {
     const NumaTopology topology = MakeUpNumaTopology("pack:2 numa:2 core:3 pu:2");

@@ -3,12 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <latch>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "quant/expert_matmul.h"
 #include "quant/matrix.h"
+#include "quant/node_tiles.h"
 #include "quant/panel_matmul.h"
 #include "testing/random.h"
 
@@ -136,6 +139,60 @@ TEST_F(WeightPacker, ALargeMatrixGoesPieceByPiece) {
   for (size_t n = 0; n < kManyRows; n += 999) {
     for (size_t k : {0u, 63u})
       ASSERT_EQ(quant::MatrixElement(packed, 0, n, k), double{ToFloat(q[n * kCols + k])}) << n;
+  }
+}
+
+// Of every worker's thread: no task ends before each worker has one.
+std::map<std::thread::id, size_t> NodesOfThreads(ThreadPool& pool) {
+  std::map<std::thread::id, size_t> nodes;
+  std::mutex mutex;
+  std::latch all(static_cast<std::ptrdiff_t>(pool.num_threads()));
+  pool.Run(pool.num_threads(), [&](size_t, size_t worker) {
+    {
+      const std::lock_guard lock(mutex);
+      nodes[std::this_thread::get_id()] = pool.NodeOf(worker);
+    }
+    all.arrive_and_wait();
+  });
+  return nodes;
+}
+
+// Whoever packs panels releases their rows. Products take the same share of each node
+// (node_tiles.h).
+TEST(WeightPackerNodes, PanelsArePackedByWorkersOfTheirNode) {
+  for (const std::vector<size_t>& nodes :
+       {std::vector<size_t>{0, 0}, {0, 1}, {1, 0, 0}, {0, 1, 2, 3}}) {
+    ThreadPool pool(nodes);
+    const std::map<std::thread::id, size_t> node_of = NodesOfThreads(pool);
+    for (size_t num_rows : {20u, 70u, 100'000u}) {  // one panel, three, and 3125
+      const std::vector<BF16> numbers = Numbers(num_rows * kCols, 12);
+      TransformerWeights weights;
+      WeightMatrix& matrix = weights.layers.emplace_back().attention.q = Matrix(numbers);
+      matrix.rows = num_rows;
+      const std::byte* source = matrix.data;
+      std::mutex mutex;
+      std::vector<int> count(num_rows, 0);
+      const auto panels = PackWeights(
+          weights, pool,
+          [&](const std::byte* data, size_t bytes) {
+            const std::lock_guard lock(mutex);
+            constexpr size_t kRowBytes = kCols * sizeof(BF16);
+            const auto first = static_cast<size_t>(data - source) / kRowBytes;
+            const size_t node = node_of.at(std::this_thread::get_id());
+            const quant::RowRange own =
+                quant::RowsOfNode({{0, num_rows}, num_rows}, node, pool.num_nodes());
+            EXPECT_GE(first, own.begin);
+            EXPECT_LE(first + bytes / kRowBytes, own.end);
+            for (size_t n = first; n < first + bytes / kRowBytes; ++n) ++count[n];
+          },
+          0);
+      ASSERT_NE(panels, nullptr);
+      EXPECT_EQ(count, std::vector<int>(num_rows, 1));
+      for (size_t n = 0; n < num_rows; n += 19) {
+        ASSERT_EQ(quant::MatrixElement(matrix.AsBank(), 0, n, 63),
+                  double{ToFloat(numbers[n * kCols + 63])});
+      }
+    }
   }
 }
 

@@ -1,6 +1,6 @@
 // Products with matrices in panels as layers run them: experts' gate, up and down products and
 // linear layers, of every kind of weights, against f64; and the same bits for any number of threads
-// and in any company.
+// and NUMA nodes and in any company.
 #include "quant/panel_matmul.h"
 
 #include <gtest/gtest.h>
@@ -153,10 +153,22 @@ const Activation& Silu() {
   return silu;
 }
 
+// Workers, and the nodes that they are on, made up.
+struct Workers {
+  size_t threads = 1, nodes = 1;
+
+  std::vector<size_t> NodeOfWorker() const {
+    std::vector<size_t> node(threads);
+    for (size_t w = 0; w < threads; ++w) node[w] = w * nodes / threads;
+    return node;
+  }
+};
+constexpr Workers kManyWorkers[] = {{2, 1}, {3, 1}, {2, 2}, {3, 2}, {4, 4}};
+
 // What the experts make of some of the rows.
 std::vector<float> RunExperts(const Layer& layer, const ExpertGroups& groups, ConstRows x,
-                              const ActQuant& how, DType act_dtype, size_t num_threads) {
-  ThreadPool pool(num_threads);
+                              const ActQuant& how, DType act_dtype, const Workers& workers) {
+  ThreadPool pool(workers.NodeOfWorker());
   Arena arena;
   ExecContext context{pool, arena};
   const ExpertMatrices& w1 = layer.gate.view();
@@ -169,10 +181,10 @@ std::vector<float> RunExperts(const Layer& layer, const ExpertGroups& groups, Co
   return {out.data, out.data + out.rows * out.stride};
 }
 std::vector<float> RunAll(const Layer& layer, const ActQuant& how, DType act_dtype,
-                          size_t num_threads) {
+                          const Workers& workers) {
   return RunExperts(layer, {Layer::kIds, Layer::kBegin},
                     ConstRows(layer.x.data(), Layer::kRows, layer.sizes.hidden), how, act_dtype,
-                    num_threads);
+                    workers);
 }
 
 std::vector<double> Product(const std::vector<double>& x, const ExpertMatrices& w, size_t expert) {
@@ -253,7 +265,7 @@ TEST(PanelExperts, AgreeWithF64) {
       // steps of the largest of 32 values. The few terms of the smallest layers may cancel.
       if (act_dtype != DType::kF32 && layer.sizes.inner < 32) continue;
       const double bound = act_dtype == DType::kF32 ? 1e-5 : act_dtype == DType::kBF16 ? 0.02 : 0.1;
-      const std::vector<float> out = RunAll(layer, {}, act_dtype, 2);
+      const std::vector<float> out = RunAll(layer, {}, act_dtype, {2});
       for (size_t i = 0; i < std::size(kChecked); ++i)
         ASSERT_LE(RelativeL2(out.data() + kChecked[i] * layer.sizes.hidden, rows[i]), bound)
             << DTypeName(act_dtype) << " row " << kChecked[i];
@@ -261,7 +273,7 @@ TEST(PanelExperts, AgreeWithF64) {
   });
 }
 
-// Threads share the panels out, and a row is as well alone as beside others.
+// Threads and nodes share the panels out, and a row is as well alone as beside others.
 TEST(PanelExperts, BitsDoNotDependOnThreadsOrCompany) {
   ForEachLayer([](const Layer& layer) {
     const size_t width = layer.sizes.hidden;
@@ -269,12 +281,14 @@ TEST(PanelExperts, BitsDoNotDependOnThreadsOrCompany) {
     const uint32_t expert[] = {2};
     const uint32_t begin[] = {0, 1};
     const auto check = [&](const ActQuant& how, DType act_dtype) {
-      const std::vector<float> all = RunAll(layer, how, act_dtype, 1);
-      for (size_t num_threads : {2u, 3u})
-        EXPECT_TRUE(SameBits(RunAll(layer, how, act_dtype, num_threads), all)) << num_threads;
+      const std::vector<float> all = RunAll(layer, how, act_dtype, {});
+      for (const Workers& workers : kManyWorkers) {
+        EXPECT_TRUE(SameBits(RunAll(layer, how, act_dtype, workers), all))
+            << workers.threads << " threads on " << workers.nodes << " nodes";
+      }
       const std::vector<float> alone =
           RunExperts(layer, {expert, begin}, ConstRows(layer.x.data() + last * width, 1, width),
-                     how, act_dtype, 2);
+                     how, act_dtype, {2});
       EXPECT_TRUE(SameBits(alone, std::span(all).subspan(last * width))) << "alone";
     };
     for (DType act_dtype : kActDTypes) {
@@ -296,8 +310,8 @@ TEST(PanelLinears, BitsDoNotDependOnThreadsOrSplit) {
     weight.data = layer.gate.view().data[1];
     weight.act = layer.kind.act;
     const size_t first = weight.rows / 3;
-    const auto run = [&](DType act_dtype, size_t num_threads) {
-      ThreadPool pool(num_threads);
+    const auto run = [&](DType act_dtype, const Workers& workers) {
+      ThreadPool pool(workers.NodeOfWorker());
       Arena arena;
       ExecContext context{pool, arena};
       std::vector<float> out(2 * x.rows * weight.rows, 0.0f);
@@ -311,9 +325,11 @@ TEST(PanelLinears, BitsDoNotDependOnThreadsOrSplit) {
     };
     for (DType act_dtype : kActDTypes) {
       SCOPED_TRACE(std::string("activations in ") + std::string(DTypeName(act_dtype)));
-      const std::vector<float> expected = run(act_dtype, 1);
-      for (size_t num_threads : {2u, 3u})
-        EXPECT_TRUE(SameBits(run(act_dtype, num_threads), expected)) << num_threads;
+      const std::vector<float> expected = run(act_dtype, {});
+      for (const Workers& workers : kManyWorkers) {
+        EXPECT_TRUE(SameBits(run(act_dtype, workers), expected))
+            << workers.threads << " threads on " << workers.nodes << " nodes";
+      }
       for (size_t t = 0; t < x.rows; ++t) {
         const std::span<const float> row(expected.data() + t * weight.rows, weight.rows);
         const std::span<const float> part(row.data() + x.rows * weight.rows, weight.rows);

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -65,6 +66,22 @@ NumaPlacement ChooseNumaPlacement(const NumaTopology& topology, size_t local_ran
 // for a pool that is there. Returns the CPUs that are left.
 // Errors: as ThreadPool::BindTo.
 std::vector<size_t> BindThisThread(std::span<const size_t> cpus);
+
+// The workers of a pool on several nodes, each of which gets as many as its share of the CPUs.
+struct NumaWorkers {
+  std::vector<size_t> node_of_worker;             // ascending, numbered from 0 without gaps
+  std::vector<std::vector<size_t>> cpus_of_node;  // allowed ones, of the nodes that have workers
+};
+// Errors: kInvalidArgument if num_workers is 0 or the placement has no CPUs.
+NumaWorkers SpreadWorkers(const NumaTopology& topology, const NumaPlacement& placement,
+                          size_t num_workers);
+
+// A pool whose workers are spread so and bound to their nodes, the calling thread among them, which
+// hands that down to the threads that it makes. With one node, or on a made-up machine, nothing is
+// bound.
+// Errors: those of ThreadPool and its BindTo.
+std::unique_ptr<ThreadPool> MakeNumaPool(const NumaTopology& topology,
+                                         const NumaPlacement& placement, size_t num_threads);
 
 // From now on the whole pages of `bytes` come from `nodes` (one is preferred, several take turns);
 // pages that are there already are moved. For anonymous memory.

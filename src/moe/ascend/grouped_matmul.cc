@@ -8,6 +8,7 @@
 #include "kernels/decode/decode.h"
 #include "quant/expert_matmul.h"
 #include "quant/linear.h"
+#include "quant/node_tiles.h"
 #include "switchyard/core/error.h"
 #include "switchyard/moe/ascend/activation.h"
 
@@ -52,9 +53,10 @@ void CheckWeights(const GroupedMatmulArgs& args, size_t layer_id) {
 
 // Rows of one matrix that one task multiplies with all rows of its expert.
 struct Piece {
-  uint32_t expert;
-  uint32_t matrix;
-  uint32_t begin;  // first row of the matrix
+  size_t expert;
+  size_t matrix;
+  size_t begin;  // first row of the matrix
+  size_t rows;
 };
 
 class Product {
@@ -65,53 +67,44 @@ class Product {
 
   void Run(ExecContext& context) const {
     ArenaScope scope(context.arena);
-    const size_t piece_rows = PieceRows(context.pool.num_threads());
-    const std::span<const Piece> pieces = Pieces(context, piece_rows);
+    const std::span<const uint32_t> experts = ExpertsWithRows(context.arena);
+    const size_t piece_rows =
+        quant::TaskRows(experts.size() * out_.cols, context.pool.num_threads());
     size_t scratch_each = 0;
     for (const ExpertMatrices& w : args_.weights)
       scratch_each = std::max(scratch_each, quant::ExpertScratchFloats(w, piece_rows));
     const std::span<float> scratch =
         context.arena.AllocateSpan<float>(context.pool.num_threads() * scratch_each);
-    context.pool.Run(pieces.size(), [&](size_t task, size_t worker) {
-      Multiply(pieces[task], piece_rows, scratch.subspan(worker * scratch_each, scratch_each));
-    });
+    const size_t num_weights = args_.weights.size();
+    const auto all_rows = [&](size_t i) {
+      const size_t rows = args_.weights[i % num_weights].rows;
+      return quant::ProductRows{{0, rows}, rows};
+    };
+    // Each matrix is read once.
+    quant::ForEachNodeTile(
+        context, experts.size() * num_weights, piece_rows, all_rows,
+        [&](size_t i, quant::RowRange rows, size_t worker) {
+          Multiply({experts[i / num_weights], i % num_weights, rows.begin, rows.end - rows.begin},
+                   scratch.subspan(worker * scratch_each, scratch_each));
+        });
   }
 
  private:
-  size_t PieceRows(size_t num_threads) const {
-    size_t experts = 0;
-    for (size_t e = 0; e < groups_.num_experts(); ++e) experts += groups_.Count(e) != 0;
-    return quant::TaskRows(experts * out_.cols, num_threads);
-  }
-
-  // Of the experts that have rows: each matrix is read once.
-  std::span<const Piece> Pieces(ExecContext& context, size_t piece_rows) const {
-    const auto for_each = [&](const auto& body) {
-      for (size_t e = 0; e < groups_.num_experts(); ++e) {
-        if (groups_.Count(e) == 0) continue;
-        for (size_t i = 0; i < args_.weights.size(); ++i) {
-          for (size_t n = 0; n < args_.weights[i].rows; n += piece_rows)
-            body(Piece{static_cast<uint32_t>(e), static_cast<uint32_t>(i),
-                       static_cast<uint32_t>(n)});
-        }
-      }
-    };
+  std::span<const uint32_t> ExpertsWithRows(Arena& arena) const {
+    const std::span<uint32_t> experts = arena.AllocateSpan<uint32_t>(groups_.num_experts());
     size_t count = 0;
-    for_each([&](const Piece&) { ++count; });
-    const std::span<Piece> pieces = context.arena.AllocateSpan<Piece>(count);
-    size_t next = 0;
-    for_each([&](const Piece& piece) { pieces[next++] = piece; });
-    return pieces;
+    for (size_t e = 0; e < groups_.num_experts(); ++e)
+      if (groups_.Count(e) != 0) experts[count++] = static_cast<uint32_t>(e);
+    return experts.first(count);
   }
 
-  void Multiply(const Piece& piece, size_t piece_rows, std::span<float> scratch) const {
+  void Multiply(const Piece& piece, std::span<float> scratch) const {
     const ExpertMatrices& w = args_.weights[piece.matrix];
     const size_t begin = groups_.Begin(piece.expert);
     const size_t count = groups_.Count(piece.expert);
-    const size_t n = std::min(piece_rows, w.rows - piece.begin);
     const size_t column = FirstColumn(piece.matrix) + piece.begin;
-    const Rows out(out_.Row(begin) + column, count, n, out_.stride);
-    quant::MultiplyExpert(x_.Slice(begin, count), w, piece.expert, piece.begin, n, scratch,
+    const Rows out(out_.Row(begin) + column, count, piece.rows, out_.stride);
+    quant::MultiplyExpert(x_.Slice(begin, count), w, piece.expert, piece.begin, piece.rows, scratch,
                           out.data, out.stride);
     if (!args_.int_bias.empty()) AddIntBias(w, piece, begin, column, out);
     if (!w.bias.empty()) AddBias(w, piece, out);
