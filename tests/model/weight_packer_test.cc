@@ -172,20 +172,18 @@ TEST(WeightPackerNodes, PanelsArePackedByWorkersOfTheirNode) {
       const std::byte* source = matrix.data;
       std::mutex mutex;
       std::vector<int> count(num_rows, 0);
-      const auto panels = PackWeights(
-          weights, pool,
-          [&](const std::byte* data, size_t bytes) {
-            const std::lock_guard lock(mutex);
-            constexpr size_t kRowBytes = kCols * sizeof(BF16);
-            const auto first = static_cast<size_t>(data - source) / kRowBytes;
-            const size_t node = node_of.at(std::this_thread::get_id());
-            const quant::RowRange own =
-                quant::RowsOfNode({{0, num_rows}, num_rows}, node, pool.num_nodes());
-            EXPECT_GE(first, own.begin);
-            EXPECT_LE(first + bytes / kRowBytes, own.end);
-            for (size_t n = first; n < first + bytes / kRowBytes; ++n) ++count[n];
-          },
-          0);
+      const auto release = [&](const std::byte* data, size_t bytes) {
+        const std::lock_guard lock(mutex);
+        constexpr size_t kRowBytes = kCols * sizeof(BF16);
+        const auto first = static_cast<size_t>(data - source) / kRowBytes;
+        const size_t node = node_of.at(std::this_thread::get_id());
+        const quant::RowRange own =
+            quant::RowsOfNode({{0, num_rows}, num_rows}, node, pool.num_nodes());
+        EXPECT_GE(first, own.begin);
+        EXPECT_LE(first + bytes / kRowBytes, own.end);
+        for (size_t n = first; n < first + bytes / kRowBytes; ++n) ++count[n];
+      };
+      const auto panels = PackWeights(weights, pool, {{}, release}, 0);
       ASSERT_NE(panels, nullptr);
       EXPECT_EQ(count, std::vector<int>(num_rows, 1));
       for (size_t n = 0; n < num_rows; n += 19) {
