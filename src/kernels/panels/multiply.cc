@@ -632,7 +632,8 @@ bool TakesPacked(const PanelFormat& format, const PanelRowLayout& rows, size_t n
   }
 }
 
-HWY_INLINE void PackedTiles(const TileArgs& args, size_t num_rows) {
+HWY_INLINE void PackedTiles([[maybe_unused]] const TileArgs& args,
+                            [[maybe_unused]] size_t num_rows) {
 #if SY_PANEL_PACKED
   const Shape shape = ShapeOf(*args.format, *args.layout);
   const bool is_linear = args.format->values == PanelValues::kLinear;
