@@ -183,7 +183,8 @@ TEST(WeightPackerNodes, PanelsArePackedByWorkersOfTheirNode) {
         EXPECT_LE(first + bytes / kRowBytes, own.end);
         for (size_t n = first; n < first + bytes / kRowBytes; ++n) ++count[n];
       };
-      const auto panels = PackWeights(weights, pool, {{}, release}, 0);
+      const auto prepare = [](const std::byte*, size_t) {};
+      const auto panels = PackWeights(weights, pool, {prepare, release}, 0);
       ASSERT_NE(panels, nullptr);
       EXPECT_EQ(count, std::vector<int>(num_rows, 1));
       for (size_t n = 0; n < num_rows; n += 19) {
