@@ -261,7 +261,7 @@ TEST_F(WeightPacker, CopiesThatHaveServedGo) {
 TEST_F(WeightPacker, WithoutRoomAllStaysWhereItIs) {
   const std::vector<BF16> q = Numbers(kRows * kCols, 8);
   weights_.layers[0].attention.q = Matrix(q);
-  const size_t needed = 2 * 32 * kCols * sizeof(BF16);  // two panels
+  const size_t needed = size_t{2} * 32 * kCols * sizeof(BF16);  // two panels
   Pack(needed - 1);
   EXPECT_EQ(panels_, nullptr);
   EXPECT_FALSE(weights_.layers[0].attention.q.format.in_panels);
