@@ -162,8 +162,8 @@ TEST_F(Ranks, TheSameTextInEveryLayout) {
         "--ep-num-redundant-experts 4 --moe-a2a mori",
         "--ep-num-redundant-experts 8 --ep-dispatch-algorithm dynamic", "--ep-summed-combine",
         "--ep-push-rows 0 --moe-a2a deepep --dp-attention", "--chunk 5 --moe-a2a mori",
-        "--enable-eplb --eplb-rebalance-num-iterations 5 --eplb-rebalance-layers-per-chunk 1 "
-        "--ep-num-redundant-experts 8 --moe-a2a deepep"}) {
+        ("--enable-eplb --eplb-rebalance-num-iterations 5 --eplb-rebalance-layers-per-chunk 1 "
+         "--ep-num-redundant-experts 8 --moe-a2a deepep")}) {
     const Outcome outcome = Run(Mpirun(4, kText + layout));
     EXPECT_EQ(outcome.out, expected) << layout << "\n" << outcome.err;
     EXPECT_EQ(outcome.status, 0) << layout;
