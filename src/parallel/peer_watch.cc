@@ -103,7 +103,9 @@ bool PeerWatch::IsStopped(Peer& peer) const {
 
 bool PeerWatch::IsDead(size_t rank) {
   Peer& peer = peers_.at(rank);
-  return peer.pid != 0 && (HasEnded(peer) || IsStopped(peer));
+  if (peer.pid == 0) return false;
+  peer.is_dead = peer.is_dead || HasEnded(peer) || IsStopped(peer);
+  return peer.is_dead;
 }
 
 std::string PeerWatch::Describe(size_t rank) const {

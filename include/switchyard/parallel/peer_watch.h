@@ -26,7 +26,8 @@ class PeerWatch {
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
 
-  // Whether the process of `rank` has ended, or has been stopped for long.
+  // Whether the process of `rank` has ended, or has been stopped for long. Once true it stays so: a
+  // stopped process that another rank has fenced is neither, until it is gone.
   bool IsDead(size_t rank);
   // "process 4711 has ended", "process 4711 is stopped", for messages.
   std::string Describe(size_t rank) const;
@@ -41,6 +42,7 @@ class PeerWatch {
     bool has_ended = false;
     double stopped_since = -1;  // seconds of the steady clock; -1 = it runs
     double looked_at = -1;
+    bool is_dead = false;
   };
   bool HasEnded(Peer& peer) const;
   bool IsStopped(Peer& peer) const;
