@@ -54,48 +54,57 @@ class FieldWriter {
   void Write(const std::function<float()>& next) const {
     switch (format_.scales) {
       case PanelScales::kNone: break;
-      case PanelScales::kRow: Field(0, 1, DType::kF32, next); break;
+      case PanelScales::kRow:
+        for (size_t r = 0; r < rows_; ++r) Put(r, DType::kF32, next());
+        break;
       case PanelScales::kGrid:
         for (size_t g = 0; g < layout_.groups; ++g) Put(g, DType::kF32, next());
         break;
-      case PanelScales::kF16: Field(layout_.scale_at, layout_.groups, DType::kF16, next); break;
-      case PanelScales::kBF16: Field(layout_.scale_at, layout_.groups, DType::kBF16, next); break;
-      case PanelScales::kF32: Field(layout_.scale_at, layout_.groups, DType::kF32, next); break;
+      case PanelScales::kF16: Field(layout_.scales, layout_.groups, DType::kF16, next); break;
+      case PanelScales::kBF16: Field(layout_.scales, layout_.groups, DType::kBF16, next); break;
+      case PanelScales::kF32: Field(layout_.scales, layout_.groups, DType::kF32, next); break;
       case PanelScales::kE8M0: Exponents(next); break;
       case PanelScales::kE4M3: Put(0, DType::kF32, next()); break;
       case PanelScales::kSuperU8:
       case PanelScales::kSuperI8:
       case PanelScales::kSuperU4:
-      case PanelScales::kSuperOdd: Field(layout_.d_at, layout_.supers, DType::kF16, next); break;
+      case PanelScales::kSuperOdd: Field(layout_.d, Supers(), DType::kF16, next); break;
     }
     if (format_.offsets == PanelOffsets::kF16)
-      Field(layout_.offset_at, layout_.groups, DType::kF16, next);
+      Field(layout_.offsets, layout_.groups, DType::kF16, next);
     if (format_.offsets == PanelOffsets::kSuperMin)
-      Field(layout_.dmin_at, layout_.supers, DType::kF16, next);
+      Field(layout_.dmin, Supers(), DType::kF16, next);
   }
   // The small integers that Write leaves alone.
   void WriteBytes(uint8_t scale, uint8_t offset) const {
-    if (ScaleBytes(format_.scales) == 1 && format_.scales != PanelScales::kE8M0)
-      std::memset(panel_ + layout_.scale_at, scale, layout_.num_scales * kPanelRows);
-    if (OffsetBytes(format_) == 1)
-      std::memset(panel_ + layout_.offset_at, offset, layout_.groups * kPanelRows);
+    const bool has_scales = ScaleBytes(format_.scales) == 1 && format_.scales != PanelScales::kE8M0;
+    for (size_t s = 0; s < layout_.num_slices(); ++s) {
+      std::byte* slice = panel_ + layout_.SliceAt(s);
+      if (has_scales)
+        std::memset(slice + layout_.scales.at, scale, layout_.scales.count * kPanelRows);
+      if (OffsetBytes(format_) == 1)
+        std::memset(slice + layout_.offsets.at, offset, layout_.offsets.count * kPanelRows);
+    }
   }
 
  private:
+  size_t Supers() const { return layout_.cols / kSuperCols; }
   // Element i of the numbers that start at byte `from`.
   void Put(size_t i, DType dtype, float value, size_t from = 0) const {
     ConvertFromF32(&value, 1, dtype, panel_ + from + i * DTypeBytes(dtype));
   }
-  void Field(size_t from, size_t groups, DType dtype, const std::function<float()>& next) const {
-    for (size_t g = 0; g < groups; ++g) {
-      for (size_t r = 0; r < rows_; ++r) Put(g * kPanelRows + r, dtype, next(), from);
+  void Field(const PanelField& field, size_t count, DType dtype,
+             const std::function<float()>& next) const {
+    for (size_t i = 0; i < count; ++i) {
+      const size_t from = layout_.NumberAt(field, i, DTypeBytes(dtype));
+      for (size_t r = 0; r < rows_; ++r) Put(r, dtype, next(), from);
     }
   }
   void Exponents(const std::function<float()>& next) const {
     for (size_t g = 0; g < layout_.groups; ++g) {
       for (size_t r = 0; r < rows_; ++r) {
         const int exponent = 127 + static_cast<int>(std::lround(std::log2(std::abs(next()))));
-        panel_[layout_.scale_at + g * kPanelRows + r] =
+        panel_[layout_.NumberAt(layout_.scales, g, 1) + r] =
             static_cast<std::byte>(std::clamp(exponent, 110, 140));
       }
     }
@@ -106,6 +115,12 @@ class FieldWriter {
   size_t rows_;
   std::byte* panel_;
 };
+
+// All codes of a panel.
+void FillUnits(const PanelLayout& layout, uint8_t byte, std::byte* panel) {
+  for (size_t u = 0; u < layout.num_units(); ++u)
+    std::memset(panel + layout.UnitAt(u), byte, layout.unit_bytes);
+}
 
 // One panel of random weights of a size that f32 likes, and what it means.
 struct Weights {
@@ -140,8 +155,7 @@ struct Weights {
     // With codes of 0, which are the smallest, an element is at least as large as what is added to
     // the products of its group. So |code * scale| + |offset| <= |w| + 2 |w of code 0|.
     std::vector<std::byte> lowest(panel.data(), panel.data() + panel.size());
-    std::fill(lowest.begin() + static_cast<std::ptrdiff_t>(layout.units_at), lowest.end(),
-              std::byte{0});
+    FillUnits(layout, 0, lowest.data());
     const bool has_offsets = format.offsets != PanelOffsets::kNone;
     for (size_t r = 0; r < kPanelRows; ++r) {
       for (size_t k = 0; k < cols; ++k) {
@@ -582,8 +596,7 @@ TEST(MultiplyPanel, ExtremesOfInt8DoNotSaturate) {
       x[3 * weights.cols + k] = k % 3 == 0 ? 3.0f : -3.0f;
     }
     for (const uint8_t byte : std::initializer_list<uint8_t>{0xff, 0x00, 0xf0, 0x55}) {
-      std::memset(weights.panel.data() + weights.layout.units_at, byte,
-                  weights.layout.panel_bytes - weights.layout.units_at);
+      FillUnits(weights.layout, byte, weights.panel.data());
       weights.Read();
       const Records records(weights, {PanelPath::kInt8, 0}, num_rows, x);
       ASSERT_EQ(records.Values(0)[0], -128.0);
@@ -679,7 +692,7 @@ TEST(MultiplyPanel, NotANumberAmongTheWeights) {
     std::deque<Weights> all;
     all.emplace_back(format, 32, 256, random);
     ForEachTargetAndWeights(all, [&](Weights& weights) {
-      std::byte* unit = weights.panel.data() + weights.layout.units_at;
+      std::byte* unit = weights.panel.data() + weights.layout.UnitAt(0);
       std::memset(unit + 3 * kWordBytes + size_t{9} * 4, 0x7f,
                   4);  // bf16: NaN only if above 0x7f80
       const bool is_half = format.dtype == DType::kBF16;

@@ -168,7 +168,7 @@ TEST(PackPanel, WordsOfBytesAndNibblesAndHalves) {
     PackPanel(*format, layout, rows, panel.data());
     std::vector<uint32_t> words(UnitWords(format->codes));
     for (size_t i = 0; i < words.size(); ++i)  // of row 3
-      std::memcpy(&words[i], panel.data() + layout.units_at + i * kWordBytes + 12, 4);
+      std::memcpy(&words[i], panel.data() + layout.UnitAt(0) + i * kWordBytes + 12, 4);
     return words;
   };
   const auto bytes = pack(DType::kU8, Scaled(DType::kU8, DType::kF32, 1, 32));
@@ -265,8 +265,31 @@ TEST(LayoutOf, BytesOfOneBlock) {
     // Eight blocks, so that all fields are whole cache lines.
     const PanelLayout layout = LayoutOf(*format, 8 * size.cols);
     EXPECT_EQ(layout.panel_bytes, layout.header_bytes + 8 * size.bytes);
-    EXPECT_EQ(layout.panel_bytes, layout.units_at + layout.num_units() * layout.unit_bytes);
+    EXPECT_EQ(layout.panel_bytes, layout.SliceAt(layout.num_slices()));
+    EXPECT_EQ(layout.slice_bytes, layout.units_at + layout.slice_units() * layout.unit_bytes);
   }
+}
+
+// 256 columns, or whole groups next to it; one slice without fields; fewer columns in the last.
+TEST(LayoutOf, Slices) {
+  const auto slices = [](const MatrixFormat& format, size_t cols) {
+    const PanelLayout layout = LayoutOf(*FindPanelFormat(format, cols), cols);
+    return std::vector<size_t>{layout.slice_cols, layout.num_slices()};
+  };
+  using S = std::vector<size_t>;
+  EXPECT_EQ(slices(Plain(DType::kGgmlQ80), 1024), (S{256, 4}));
+  EXPECT_EQ(slices(Plain(DType::kGgmlQ40), 2880), (S{256, 12}));
+  EXPECT_EQ(slices(Plain(DType::kGgmlQ40), 192), (S{192, 1}));
+  EXPECT_EQ(slices(Plain(DType::kGgmlQ4K), 512), (S{256, 2}));
+  EXPECT_EQ(slices(Scaled(DType::kI4, DType::kF16, 1, 96), 384), (S{192, 2}));
+  EXPECT_EQ(slices(Scaled(DType::kI4, DType::kF16, 1, 512), 1024), (S{512, 2}));
+  EXPECT_EQ(slices(Plain(DType::kBF16), 1024), (S{1024, 1}));
+  EXPECT_EQ(slices(Scaled(DType::kF8E4M3, DType::kF32, 128, 128), 1024), (S{1024, 1}));
+  const PanelFormat q40 = *FindPanelFormat(Plain(DType::kGgmlQ40), 320);
+  const PanelLayout layout = LayoutOf(q40, 320);
+  EXPECT_EQ(layout.UnitAt(8), size_t{512 + 8 * 512 + 512});
+  EXPECT_EQ(layout.NumberAt(layout.scales, 9, 2), size_t{512 + 8 * 512 + 64});
+  EXPECT_EQ(layout.panel_bytes, layout.UnitAt(10));
 }
 
 TEST(LayoutOf, Headers) {

@@ -134,33 +134,46 @@ std::optional<PanelFormat> FindPanelFormat(const MatrixFormat& format, size_t co
   return panels;
 }
 
+namespace {
+
+// At most kSuperCols, which is whole groups of activations too, but whole groups and blocks.
+size_t SliceCols(const PanelFormat& format, size_t cols) {
+  const size_t step = std::max(format.group, format.block);
+  return std::min(std::max<size_t>(kSuperCols / step, 1) * step, cols);
+}
+
+}  // namespace
+
 PanelLayout LayoutOf(const PanelFormat& format, size_t cols) {
   PanelLayout layout;
   layout.cols = (cols + format.block - 1) / format.block * format.block;
   layout.groups = format.group == 0 ? 0 : layout.cols / format.group;
-  const bool is_super = IsSuper(format.scales);
-  layout.supers = is_super ? layout.cols / kSuperCols : 0;
   switch (format.scales) {
     case PanelScales::kRow: layout.header_bytes = kPanelRows * sizeof(float); break;
     case PanelScales::kGrid: layout.header_bytes = ToLines(layout.groups * sizeof(float)); break;
     case PanelScales::kE4M3: layout.header_bytes = kLine; break;
     default: break;
   }
-  size_t at = layout.header_bytes;
+  const bool has_fields = ScaleBytes(format.scales) != 0;
+  layout.slice_cols = has_fields ? SliceCols(format, layout.cols) : layout.cols;
   const auto field = [&](size_t count, size_t bytes) {
-    const size_t start = at;
-    at += ToLines(count * kPanelRows * bytes);
-    return start;
+    const PanelField at{layout.units_at, count};
+    layout.units_at += ToLines(count * kPanelRows * bytes);
+    return at;
   };
-  layout.num_scales = layout.groups / (format.scales == PanelScales::kSuperOdd ? 2 : 1);
-  layout.scale_at = field(layout.num_scales, ScaleBytes(format.scales));
-  layout.offset_at = field(layout.groups, OffsetBytes(format));
-  if (format.scales == PanelScales::kSuperU4) layout.offset_at = layout.scale_at;
-  layout.d_at = field(layout.supers, 2);
-  layout.dmin_at = field(format.offsets == PanelOffsets::kSuperMin ? layout.supers : 0, 2);
-  layout.units_at = at;
+  const size_t groups = has_fields ? layout.slice_cols / format.group : 0;
+  const size_t supers = IsSuper(format.scales) ? layout.slice_cols / kSuperCols : 0;
+  layout.scales =
+      field(groups / (format.scales == PanelScales::kSuperOdd ? 2 : 1), ScaleBytes(format.scales));
+  layout.offsets = field(groups, OffsetBytes(format));
+  if (format.scales == PanelScales::kSuperU4) layout.offsets = layout.scales;
+  layout.d = field(supers, 2);
+  layout.dmin = field(format.offsets == PanelOffsets::kSuperMin ? supers : 0, 2);
   layout.unit_bytes = UnitBytes(format.codes);
-  layout.panel_bytes = at + layout.num_units() * layout.unit_bytes;
+  layout.slice_bytes = layout.units_at + layout.slice_units() * layout.unit_bytes;
+  layout.panel_bytes =
+      layout.SliceAt(layout.num_slices() - 1) + layout.units_at +
+      (layout.num_units() - (layout.num_slices() - 1) * layout.slice_units()) * layout.unit_bytes;
   return layout;
 }
 

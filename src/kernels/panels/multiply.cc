@@ -13,6 +13,13 @@
 #include "kernels/panels/unpack_grid-inl.h"
 #include "switchyard/core/macros.h"
 
+#undef SY_PANEL_NO_UNROLL
+#if defined(__clang__)
+#define SY_PANEL_NO_UNROLL SY_PRAGMA_(clang loop unroll(disable))
+#else
+#define SY_PANEL_NO_UNROLL SY_PRAGMA_(GCC unroll 1)
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::kernels::HWY_NAMESPACE {
 
@@ -42,6 +49,10 @@ constexpr size_t kMaxPackedE4M3 = 4;
 #endif
 
 constexpr size_t kPartsRows = 2;  // no format of note has such groups
+
+// Up to this many rows memory is what takes the time: see Plan.
+constexpr size_t kPackedStreamRows = 1;
+constexpr size_t kDirectStreamRows = kTileRows - 1;
 
 using VI32 = hn::Vec<DI32>;
 
@@ -135,6 +146,7 @@ struct BF16Dot : FloatSum {
 // Where the lines of a unit come from. At(unit, i, row): line i, rows `row` and following.
 template <PanelPath kPath>
 struct StoredLines {  // as they are, in the panel or unpacked in a cache
+  static constexpr bool kIsPacked = false;
   static constexpr size_t kWords = WordsOfUnit(kPath);
   static constexpr size_t kUnitBytes = kWords * kWordBytes;
   explicit StoredLines(const PanelFormat&) {}
@@ -147,6 +159,8 @@ struct StoredLines {  // as they are, in the panel or unpacked in a cache
 struct Chunk {
   const uint8_t* units = nullptr;  // the first one, in the panel or unpacked
   size_t num_units = 0;
+  size_t run_units = 0;  // that lie one behind another: those of a slice, or all
+  size_t gap_bytes = 0;  // between two runs
   size_t first_col = 0;
   const float* scales = nullptr;   // [groups of the chunk][32]
   const float* offsets = nullptr;  // the same, or null
@@ -217,7 +231,11 @@ HWY_INLINE void AddWords(const Source& source, const uint8_t* HWY_RESTRICT unit,
       sums[kVecs * m + 1] = Dot::Add(w1, a, sums[kVecs * m + 1]);
     }
   };
-  if constexpr (kEnd - kFirst <= 16) {
+  if constexpr (kRows == 1 && !Source::kIsPacked) {
+    // As one instruction that walks over memory: of eight with a stride each the CPU brings less.
+    SY_PANEL_NO_UNROLL
+    for (size_t i = kFirst; i < kEnd; ++i) add(i);
+  } else if constexpr (kEnd - kFirst <= 16) {
     SY_UNROLL
     for (size_t i = kFirst; i < kEnd; ++i) add(i);
   } else {
@@ -414,12 +432,19 @@ class GroupTile {
   }
 
   HWY_INLINE void Groups(size_t row) const {
+    const size_t num_groups = chunk_.num_units * kUnitCols / layout_.group();
+    const size_t run_groups = chunk_.run_units * kUnitCols / layout_.group();
+    Place place = Begin();
+    for (size_t g = 0; g < num_groups; g += run_groups) {
+      GroupsOfRun(row, std::min(run_groups, num_groups - g), place);
+      place.unit += chunk_.gap_bytes;
+    }
+  }
+  HWY_INLINE void GroupsOfRun(size_t row, size_t groups, Place& place) const {
     const DF df;
     const size_t lanes = hn::Lanes(df);
     const size_t segment_units = layout_.segment / kUnitCols;
-    const size_t groups = chunk_.num_units * kUnitCols / layout_.group();
     const size_t span = layout_.has_scales ? layout_.scale_segments : groups;
-    Place place = Begin();
     for (size_t g = 0; g < groups;) {
       const size_t scale_at = layout_.scales_at + place.segment;
       VF t[kSums];
@@ -464,8 +489,10 @@ class GroupTile {
     const size_t segment_units = layout_.segment / kUnitCols;
     const size_t parts = layout_.segments / layout_.groups;
     const size_t groups = chunk_.num_units * kUnitCols / layout_.group();
+    const size_t run_groups = chunk_.run_units * kUnitCols / layout_.group();
     Place place = Begin();
     for (size_t g = 0; g < groups; ++g) {
+      if (g != 0 && g % run_groups == 0) place.unit += chunk_.gap_bytes;
       VF t[kSums];
       SY_UNROLL
       for (size_t v = 0; v < kSums; ++v) t[v] = hn::Zero(df);
@@ -714,57 +741,144 @@ void Start(const PanelProduct& product, bool has_groups, uint32_t* sums) {
   }
 }
 
-// Of the next panel with each unit. Codes that a few rows read as they lie are a stream that the
-// CPU finds by itself, faster than when it is told.
-size_t FetchBytes(const PanelLayout& layout, bool with_units) {
-  const size_t lines = (with_units ? layout.panel_bytes : layout.units_at) / 64;
-  const size_t units = std::max<size_t>(layout.num_units(), 1);
-  return (lines + units - 1) / units * 64;
+// How a product walks over a panel.
+struct Plan {
+  bool is_packed;  // PackedTiles
+  bool unpacks;    // lines in scratch
+  // Few rows, which wait for memory whatever they compute: slice by slice in the order of memory,
+  // which the CPU brings by itself. More rows take the panel as a whole, the scales of all slices
+  // first, and ask for the next one meanwhile.
+  bool streams;
+};
+Plan PlanOf(const PanelProduct& product) {
+  const PanelFormat& format = *product.format;
+  const PanelRowLayout& rows = *product.rows_layout;
+  const bool is_packed = TakesPacked(format, rows, product.num_rows);
+  const bool is_direct = IsDirect(format, rows.path);
+  const bool is_plain = ShapeOf(format, rows) == Shape::kPlain;
+  const size_t most = is_packed    ? kPackedStreamRows
+                      : !is_direct ? 0
+                      : is_plain   ? kPlainRows
+                                   : kDirectStreamRows;
+  return {is_packed, !is_packed && !is_direct, product.num_rows <= most};
 }
 
-void Multiply(const PanelProduct& product) {
+// One product, its scratch taken apart.
+struct Parts {
+  const PanelProduct& product;
+  const PanelFormat& format;
+  const PanelLayout& layout;
+  const PanelRowLayout& rows;
+  Plan plan;
+  bool has_groups;
+  const uint8_t* panel;
+  PanelScratch scratch;
+  uint32_t* lines;
+  float* scales;
+  float* offsets;
+  uint32_t* sums;
+};
+Parts PartsOf(const PanelProduct& product) {
   const PanelFormat& format = *product.format;
   const PanelLayout& layout = *product.layout;
   const PanelRowLayout& rows = *product.rows_layout;
   const PanelScratch scratch = ScratchOf(format, layout, rows.path, product.num_rows);
-  const bool has_groups = ShapeOf(format, rows) != Shape::kPlain;
-  const bool is_packed = TakesPacked(format, rows, product.num_rows);
-  const bool unpacks = !is_packed && !IsDirect(format, rows.path);
-  const auto* panel = reinterpret_cast<const uint8_t*>(product.panel);
-  auto* lines = reinterpret_cast<uint32_t*>(product.scratch);
-  auto* scales = reinterpret_cast<float*>(product.scratch + scratch.scales_at);
-  auto* offsets = reinterpret_cast<float*>(product.scratch + scratch.offsets_at);
-  auto* sums = reinterpret_cast<uint32_t*>(product.scratch + scratch.sums_at);
+  const auto at = [&](size_t bytes) { return product.scratch + bytes; };
+  return {product,
+          format,
+          layout,
+          rows,
+          PlanOf(product),
+          ShapeOf(format, rows) != Shape::kPlain,
+          reinterpret_cast<const uint8_t*>(product.panel),
+          scratch,
+          reinterpret_cast<uint32_t*>(product.scratch),
+          reinterpret_cast<float*>(at(scratch.scales_at)),
+          reinterpret_cast<float*>(at(scratch.offsets_at)),
+          reinterpret_cast<uint32_t*>(at(scratch.sums_at))};
+}
 
-  Start(product, has_groups, sums);
-  if (has_groups) UnpackScales(format, layout, panel, {0, rows.groups}, {scales, offsets});
-  const size_t step = unpacks ? scratch.chunk_units : layout.num_units();
-  const bool fetches_units = is_packed || unpacks || product.num_rows > kPlainRows;
-  const size_t fetch_bytes = FetchBytes(layout, fetches_units);
-  for (size_t u = 0; u < layout.num_units(); u += step) {
-    Chunk chunk;
-    chunk.first_col = u * kUnitCols;
-    chunk.num_units = std::min(step, layout.num_units() - u);
-    chunk.units = panel + layout.units_at + u * layout.unit_bytes;
-    chunk.fetch = panel + layout.panel_bytes + u * fetch_bytes;
-    chunk.fetch_bytes = fetch_bytes;
-    if (unpacks) {
-      UnpackLines(format, rows.path, chunk.units, chunk.num_units, lines);
-      chunk.units = reinterpret_cast<const uint8_t*>(lines);
-    }
-    if (has_groups) {
-      const size_t group = chunk.first_col / rows.group();
-      chunk.scales = scales + group * kPanelRows;
-      if (format.offsets != PanelOffsets::kNone) chunk.offsets = offsets + group * kPanelRows;
-    }
-    const TileArgs args{&format, product.rows, &rows, &chunk, sums};
-    if (is_packed) {
-      PackedTiles(args, product.num_rows);
-    } else {
-      Tiles(args, product.num_rows);
-    }
+// Units of a panel, some of them in a row.
+struct UnitRange {
+  size_t first, count;
+};
+
+// Scales and offsets of whole slices, to the start of the scratch for them.
+HWY_INLINE void UnpackSlices(const Parts& parts, UnitRange units) {
+  const PanelLayout& layout = parts.layout;
+  const size_t step = layout.slice_units();
+  float* scales = parts.scales;
+  float* offsets = parts.offsets;
+  for (size_t u = 0; u < units.count; u += step) {
+    const size_t cols = std::min(step, units.count - u) * kUnitCols;
+    const size_t groups = cols / parts.rows.group();
+    UnpackScales(parts.format, layout, parts.panel,
+                 parts.panel + layout.SliceAt((units.first + u) / step), groups, {scales, offsets});
+    scales += groups * kPanelRows;
+    offsets += groups * kPanelRows;
   }
-  Finish(product, has_groups, sums);
+}
+
+// Lines of units that may lie in several slices.
+HWY_INLINE void UnpackRange(const Parts& parts, UnitRange units) {
+  const PanelLayout& layout = parts.layout;
+  const PanelPath path = parts.rows.path;
+  uint32_t* lines = parts.lines;
+  for (size_t u = 0; u < units.count;) {
+    const size_t unit = units.first + u;
+    const size_t left = layout.slice_units() - unit % layout.slice_units();
+    const size_t count = std::min(left, units.count - u);
+    UnpackLines(parts.format, path, parts.panel + layout.UnitAt(unit), count, lines);
+    lines += count * WordsOfUnit(path) * kPanelRows;
+    u += count;
+  }
+}
+
+// Units whose scales are unpacked, from those of unit `scaled` on.
+HWY_INLINE void MultiplyUnits(const Parts& parts, UnitRange units, size_t scaled) {
+  const PanelLayout& layout = parts.layout;
+  Chunk chunk;
+  chunk.first_col = units.first * kUnitCols;
+  chunk.num_units = units.count;
+  chunk.run_units = layout.slice_units();
+  chunk.gap_bytes = layout.units_at;
+  chunk.units = parts.panel + layout.UnitAt(units.first);
+  const size_t first = units.first * layout.panel_bytes / layout.num_units();
+  chunk.fetch = parts.panel + layout.panel_bytes + first;
+  if (!parts.plan.streams)
+    chunk.fetch_bytes = (layout.panel_bytes / layout.num_units() + 63) / 64 * 64;
+  if (parts.plan.unpacks) {
+    UnpackRange(parts, units);
+    chunk.units = reinterpret_cast<const uint8_t*>(parts.lines);
+    chunk.run_units = units.count;
+  }
+  if (parts.has_groups) {
+    const size_t group = (units.first - scaled) * kUnitCols / parts.rows.group();
+    chunk.scales = parts.scales + group * kPanelRows;
+    if (parts.format.offsets != PanelOffsets::kNone)
+      chunk.offsets = parts.offsets + group * kPanelRows;
+  }
+  const TileArgs args{&parts.format, parts.product.rows, &parts.rows, &chunk, parts.sums};
+  if (parts.plan.is_packed) {
+    PackedTiles(args, parts.product.num_rows);
+  } else {
+    Tiles(args, parts.product.num_rows);
+  }
+}
+
+void Multiply(const PanelProduct& product) {
+  const Parts parts = PartsOf(product);
+  const size_t num_units = parts.layout.num_units();
+  const size_t span = parts.plan.streams ? parts.layout.slice_units() : num_units;
+  const size_t step = parts.plan.unpacks ? parts.scratch.chunk_units : span;
+  Start(product, parts.has_groups, parts.sums);
+  for (size_t first = 0; first < num_units; first += span) {
+    const size_t end = std::min(first + span, num_units);
+    if (parts.has_groups) UnpackSlices(parts, {first, end - first});
+    for (size_t u = first; u < end; u += step)
+      MultiplyUnits(parts, {u, std::min(step, end - u)}, first);
+  }
+  Finish(product, parts.has_groups, parts.sums);
 }
 
 }  // namespace switchyard::kernels::HWY_NAMESPACE

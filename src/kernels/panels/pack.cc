@@ -29,12 +29,10 @@ struct PanelSource {
   std::array<const uint8_t*, kPanelRows> rows;
   std::byte* out;
 
-  uint32_t* Unit(size_t i) const {
-    return reinterpret_cast<uint32_t*>(out + layout.units_at + i * layout.unit_bytes);
-  }
-  // Number `i` of the field at `at`, `bytes` each.
-  uint8_t* Field(size_t at, size_t i, size_t bytes) const {
-    return reinterpret_cast<uint8_t*>(out) + at + i * kPanelRows * bytes;
+  uint32_t* Unit(size_t i) const { return reinterpret_cast<uint32_t*>(out + layout.UnitAt(i)); }
+  // Number `i` of a field, `bytes` each.
+  uint8_t* Number(const PanelField& field, size_t i, size_t bytes) const {
+    return reinterpret_cast<uint8_t*>(out) + layout.NumberAt(field, i, bytes);
   }
 };
 
@@ -48,16 +46,27 @@ namespace switchyard::kernels::HWY_NAMESPACE {
 template <size_t kElements, size_t kBytes, class Pack>
 HWY_INLINE void EachPanelBlock(const PanelSource& from, const Pack& pack) {
   const PanelLayout& layout = from.layout;
+  const auto step = [&](const PanelField& field, size_t bytes) {  // from block to block
+    return field.count * kElements / layout.slice_cols * kPanelRows * bytes;
+  };
+  const size_t scale_step = step(layout.scales, ScaleBytes(from.format.scales));
+  const size_t offset_step = step(layout.offsets, OffsetBytes(from.format));
+  const size_t d_step = step(layout.d, 2);
   const size_t num_blocks = (from.n + kElements - 1) / kElements;
+  const size_t slice_blocks = layout.slice_cols / kElements;
   std::array<const uint8_t*, kPanelRows> rows = from.rows;
-  for (size_t i = 0; i < num_blocks; ++i) {
-    const size_t group = i * kElements / from.format.group;
-    const size_t scale = group * layout.num_scales / layout.groups;
-    pack(rows.data(), BlockOut{from.Unit(i * kElements / kUnitCols),
-                               from.Field(layout.scale_at, scale, ScaleBytes(from.format.scales)),
-                               from.Field(layout.offset_at, group, OffsetBytes(from.format)),
-                               from.Field(layout.d_at, i, 2), from.Field(layout.dmin_at, i, 2)});
-    for (const uint8_t*& row : rows) row += kBytes;
+  for (size_t first = 0; first < num_blocks; first += slice_blocks) {
+    auto* slice = reinterpret_cast<uint8_t*>(from.Unit(first * kElements / kUnitCols));
+    slice -= layout.units_at;
+    const size_t blocks = std::min(slice_blocks, num_blocks - first);
+    for (size_t i = 0; i < blocks; ++i) {
+      uint8_t* unit = slice + layout.units_at + i * kElements / kUnitCols * layout.unit_bytes;
+      pack(rows.data(),
+           BlockOut{reinterpret_cast<uint32_t*>(unit), slice + layout.scales.at + i * scale_step,
+                    slice + layout.offsets.at + i * offset_step, slice + layout.d.at + i * d_step,
+                    slice + layout.dmin.at + i * d_step});
+      for (const uint8_t*& row : rows) row += kBytes;
+    }
   }
 }
 
@@ -183,28 +192,30 @@ void PackHeader(const PanelSource& to, std::span<const CodeRow> rows) {
 // The numbers of all groups, kBytes each, from arrays that the rows have for them.
 template <size_t kBytes>
 void PackField(const PanelSource& to, const std::array<const uint8_t*, kPanelRows>& from,
-               size_t at) {
+               const PanelField& field) {
   const size_t groups = to.layout.groups;
   constexpr size_t kGroupBytes = kBytes * kPanelRows;
   for (size_t i = 0; i < groups; ++i) {
-    uint8_t* field = to.Field(at, i, kBytes);
+    uint8_t* out = to.Number(field, i, kBytes);
     if (i * to.format.group >= to.n) {
-      std::memset(field, 0, kGroupBytes);
+      std::memset(out, 0, kGroupBytes);
       continue;
     }
     for (size_t r = 0; r < kPanelRows; ++r)
-      std::memcpy(field + r * kBytes, from[r] + i * kBytes, kBytes);
+      std::memcpy(out + r * kBytes, from[r] + i * kBytes, kBytes);
   }
 }
 
-// Fields are whole cache lines: zeros behind an odd number of groups of bytes.
-void FillLines(const PanelSource& to) {
-  const size_t groups = to.layout.groups;
-  if (groups % 2 == 0) return;
-  if (ScaleBytes(to.format.scales) == 1)
-    std::memset(to.Field(to.layout.scale_at, groups, 1), 0, kPanelRows);
-  if (OffsetBytes(to.format) == 1)
-    std::memset(to.Field(to.layout.offset_at, groups, 1), 0, kPanelRows);
+// Zeros where fields have no numbers: to the end of a cache line, and in a last slice of fewer
+// columns.
+void ClearFields(const PanelSource& to) {
+  const PanelLayout& layout = to.layout;
+  const bool has_odd_bytes = layout.slice_groups() % 2 == 1 &&
+                             (ScaleBytes(to.format.scales) == 1 || OffsetBytes(to.format) == 1);
+  for (size_t slice = 0; slice < layout.num_slices(); ++slice) {
+    if (has_odd_bytes || (slice + 1) * layout.slice_cols > layout.cols)
+      std::memset(to.out + layout.SliceAt(slice), 0, layout.units_at);
+  }
 }
 
 // Scales and zero points of groups that the rows have beside their codes.
@@ -218,14 +229,14 @@ void PackFields(const PanelSource& to, std::span<const CodeRow> rows) {
   };
   each_row([](const CodeRow& row) { return row.scale; });
   switch (ScaleBytes(to.format.scales)) {
-    case 1: PackField<1>(to, from, to.layout.scale_at); break;
-    case 2: PackField<2>(to, from, to.layout.scale_at); break;
-    case 4: PackField<4>(to, from, to.layout.scale_at); break;
+    case 1: PackField<1>(to, from, to.layout.scales); break;
+    case 2: PackField<2>(to, from, to.layout.scales); break;
+    case 4: PackField<4>(to, from, to.layout.scales); break;
     default: break;
   }
   if (to.format.offsets != PanelOffsets::kZero) return;
   each_row([](const CodeRow& row) { return static_cast<const void*>(row.zero); });
-  PackField<1>(to, from, to.layout.offset_at);
+  PackField<1>(to, from, to.layout.offsets);
 }
 
 // Word i of a unit whose codes are all of value 0, or 0 if there is no such code.
@@ -256,14 +267,17 @@ void ClearRows(const PanelSource& to, size_t first) {
     for (size_t w = 0; w < UnitWords(to.format.codes); ++w)
       std::fill_n(to.Unit(i) + w * kPanelRows + first, num_rows, ZeroWord(to.format, w));
   }
-  const auto clear = [&](size_t at, size_t count, size_t bytes) {
+  const auto clear = [&](const PanelField& field, size_t cols, size_t bytes) {
+    const size_t count = bytes == 0 ? 0 : layout.cols / cols;
     for (size_t i = 0; i < count; ++i)
-      std::memset(to.Field(at, i, bytes) + first * bytes, 0, num_rows * bytes);
+      std::memset(to.Number(field, i, bytes) + first * bytes, 0, num_rows * bytes);
   };
-  clear(layout.scale_at, layout.num_scales, ScaleBytes(to.format.scales));
-  clear(layout.offset_at, layout.groups, OffsetBytes(to.format));
-  clear(layout.d_at, layout.supers, 2);
-  if (to.format.offsets == PanelOffsets::kSuperMin) clear(layout.dmin_at, layout.supers, 2);
+  const PanelFormat& format = to.format;
+  clear(layout.scales, layout.scales.count == 0 ? 1 : layout.slice_cols / layout.scales.count,
+        ScaleBytes(format.scales));
+  clear(layout.offsets, std::max<size_t>(format.group, 1), OffsetBytes(format));
+  clear(layout.d, kSuperCols, IsSuper(format.scales) ? 2 : 0);
+  clear(layout.dmin, kSuperCols, format.offsets == PanelOffsets::kSuperMin ? 2 : 0);
 }
 
 }  // namespace
@@ -275,9 +289,9 @@ void PackPanel(const PanelFormat& format, const PanelLayout& layout, std::span<c
   for (size_t r = 0; r < kPanelRows; ++r)
     source.rows[r] = static_cast<const uint8_t*>(rows[r < rows.size() ? r : 0].q);
   PackHeader(source, rows);
+  ClearFields(source);
   // Blocks of ggml bring their scales, and K is whole blocks.
   if (!IsGgmlBlock(source.dtype)) PackFields(source, rows);
-  FillLines(source);
   HWY_DYNAMIC_DISPATCH(PackCodes)(source);
   if (rows.size() < kPanelRows) ClearRows(source, rows.size());
 }

@@ -16,7 +16,7 @@ class PanelNumber {
   PanelNumber(const PanelFormat& format, const PanelLayout& layout, const std::byte* panel,
               size_t row, size_t col)
       : format_(format), layout_(layout), panel_(panel), row_(row), col_(col) {
-    unit_ = panel + layout.units_at + col / kUnitCols * layout.unit_bytes;
+    unit_ = panel + layout.UnitAt(col / kUnitCols);
     if (format.group != 0) group_ = col / format.group;
   }
 
@@ -41,7 +41,7 @@ class PanelNumber {
   }
 
   float Scale() const {
-    const size_t at = layout_.scale_at;
+    const PanelField& at = layout_.scales;
     switch (format_.scales) {
       case PanelScales::kNone: return 1.0f;
       case PanelScales::kRow: return Read<float>(panel_, row_);
@@ -51,14 +51,14 @@ class PanelNumber {
       case PanelScales::kF32: return InField<float>(at);
       case PanelScales::kE8M0: return DecodeE8M0(InField<uint8_t>(at));
       case PanelScales::kE4M3: return DecodeE4M3(InField<uint8_t>(at)) * Read<float>(panel_, 0);
-      case PanelScales::kSuperU8: return OfSuper(layout_.d_at) * InField<uint8_t>(at);
-      case PanelScales::kSuperI8: return OfSuper(layout_.d_at) * InField<int8_t>(at);
+      case PanelScales::kSuperU8: return OfSuper(layout_.d) * InField<uint8_t>(at);
+      case PanelScales::kSuperI8: return OfSuper(layout_.d) * InField<int8_t>(at);
       case PanelScales::kSuperU4:
-        return OfSuper(layout_.d_at) * static_cast<float>(InField<uint8_t>(at) & 15);
+        return OfSuper(layout_.d) * static_cast<float>(InField<uint8_t>(at) & 15);
       case PanelScales::kSuperOdd: {
-        const auto pair = Read<uint8_t>(panel_ + at, group_ / 2 * kPanelRows + row_);
+        const auto pair = InField<uint8_t>(at, group_ / 2);
         const int nibble = (pair >> (group_ % 2 * 4)) & 15;
-        return OfSuper(layout_.d_at) * static_cast<float>(2 * nibble + 1) * TableFactor(format_);
+        return OfSuper(layout_.d) * static_cast<float>(2 * nibble + 1) * TableFactor(format_);
       }
     }
     return 1.0f;
@@ -66,7 +66,7 @@ class PanelNumber {
 
   float Zero() const {
     if (format_.offsets != PanelOffsets::kZero) return 0.0f;
-    return static_cast<float>(InField<uint8_t>(layout_.offset_at));
+    return static_cast<float>(InField<uint8_t>(layout_.offsets));
   }
 
   // The offset of ggml's formats.
@@ -74,10 +74,10 @@ class PanelNumber {
     return format_.offsets == PanelOffsets::kF16 || format_.offsets == PanelOffsets::kSuperMin;
   }
   float Added() const {
-    if (format_.offsets == PanelOffsets::kF16) return ToFloat(InField<F16>(layout_.offset_at));
-    const uint8_t byte = InField<uint8_t>(layout_.offset_at);
+    if (format_.offsets == PanelOffsets::kF16) return ToFloat(InField<F16>(layout_.offsets));
+    const uint8_t byte = InField<uint8_t>(layout_.offsets);
     const int min = format_.scales == PanelScales::kSuperU4 ? byte >> 4 : byte;
-    return -(OfSuper(layout_.dmin_at) * static_cast<float>(min));
+    return -(OfSuper(layout_.dmin) * static_cast<float>(min));
   }
 
   // With the operations, and their order, of DecodeRow.
@@ -95,12 +95,16 @@ class PanelNumber {
     return value;
   }
   template <class T>
-  T InField(size_t at) const {
-    return Read<T>(panel_ + at, group_ * kPanelRows + row_);
+  T InField(const PanelField& field, size_t number) const {
+    return Read<T>(panel_ + layout_.NumberAt(field, number, sizeof(T)), row_);
+  }
+  template <class T>
+  T InField(const PanelField& field) const {
+    return InField<T>(field, group_);
   }
   // A number of the row for the whole super-block.
-  float OfSuper(size_t at) const {
-    return ToFloat(Read<F16>(panel_ + at, col_ / kSuperCols * kPanelRows + row_));
+  float OfSuper(const PanelField& field) const {
+    return ToFloat(InField<F16>(field, col_ / kSuperCols));
   }
 
   uint32_t ByteOfWord(size_t word, size_t byte) const {
@@ -132,7 +136,7 @@ class PanelNumber {
   }
 
   const std::byte* SuperBlock() const {
-    return panel_ + layout_.units_at + col_ / kSuperCols * kSuperUnits * layout_.unit_bytes;
+    return panel_ + layout_.UnitAt(col_ / kSuperCols * kSuperUnits);
   }
   uint32_t TernaryDigit() const {
     const size_t line = col_ % kSuperCols / 4;

@@ -1,19 +1,24 @@
 // Weights in panels: the layout in which every product reads them fast, on every instruction set.
 //
-// A matrix [N, K] is cut into panels of 32 rows, and a panel into units of 32 columns. What belongs
-// together lies together, so that a product reads memory as one stream:
+// A matrix [N, K] is cut into panels of 32 rows, a panel into slices of 256 columns, and a slice
+// into units of 32 columns. What belongs together lies together in the order in which it is used,
+// so that a product reads memory as one stream:
 //
 //   matrix   [ panel 0 | panel 1 | .. ]             rows 0..31, 32..63, ..; missing rows are 0
-//   panel    [ header | fields | unit 0 | unit 1 | .. ]
-//                                                   columns from left to right, missing ones are 0
+//   panel    [ header | slice 0 | slice 1 | .. ]    columns from left to right, missing ones are 0
+//   slice    [ fields | unit 0 | unit 1 | .. ]      one of all columns where there are no fields
 //   field    [ group 0 | group 1 | .. ]             scales (or others) of 32 rows for each group
 //   unit     [ word 0 | word 1 | .. ]               as many words as a code has bits
 //   word     [ row 0 | row 1 | .. | row 31 ]        4 bytes of each row: 128 bytes
 //
 // A vector register holds the same word of 16 rows (8, 4), so that one activation, broadcast, meets
 // 16 outputs at once and no sum is ever taken across a register. Header, fields and units start at
-// multiples of 64 bytes. (Fields between the units, each beside its codes, broke the stream: 14
-// GB/s instead of 27 on one Zen 4 core.)
+// multiples of 64 bytes.
+//
+// The stream decides how fast one row is: CPUs bring by themselves what follows in memory, and do
+// so faster than when they are told. On one Zen 4 core that reads 27 GB/s, fields of a whole panel
+// in front of its units gave 19 GB/s with every way of fetching ahead, fields beside each unit 14,
+// and slices give 25 to 27.
 //
 // What the words of a unit hold, for the codes c[0..31] of one row (byte b of a word is bits 8b..):
 //
@@ -140,22 +145,39 @@ constexpr size_t UnitWords(PanelCodes codes) {
 // none: they are multiplied as they lie. Codes and scales stay what they are, bit by bit.
 std::optional<PanelFormat> FindPanelFormat(const MatrixFormat& format, size_t cols);
 
-// Where things are in a panel, in bytes from its start.
+// Numbers of 32 rows each.
+struct PanelField {
+  size_t at = 0;     // in bytes from the start of a slice
+  size_t count = 0;  // numbers of a row in a whole slice
+};
+
+// Where things are in a panel.
 struct PanelLayout {
   size_t cols = 0;    // padded to whole blocks
   size_t groups = 0;  // 0 if scales are of whole rows, or there are none
-  size_t supers = 0;
-  size_t num_scales = 0;  // of a row, in the field of the scales
   size_t header_bytes = 0;
-  size_t scale_at = 0;
-  size_t offset_at = 0;  // of PanelOffsets but for dmin
-  size_t d_at = 0;
-  size_t dmin_at = 0;
-  size_t units_at = 0;
+  size_t slice_cols = 0;   // whole groups and blocks; the last slice may have fewer
+  size_t slice_bytes = 0;  // of a whole one; the last one has fields of the same size
+  PanelField scales;
+  PanelField offsets;     // PanelOffsets but for dmin
+  PanelField d, dmin;     // of super-blocks
+  size_t units_at = 0;    // from the start of a slice
   size_t unit_bytes = 0;  // an eighth of a super-block for what grid.h describes
   size_t panel_bytes = 0;
 
   size_t num_units() const { return cols / kUnitCols; }
+  size_t slice_units() const { return slice_cols / kUnitCols; }
+  size_t num_slices() const { return (cols + slice_cols - 1) / slice_cols; }
+  size_t slice_groups() const { return groups == 0 ? 0 : slice_cols * groups / cols; }
+  // Bytes from the start of the panel.
+  size_t SliceAt(size_t slice) const { return header_bytes + slice * slice_bytes; }
+  size_t UnitAt(size_t unit) const {
+    return SliceAt(unit / slice_units()) + units_at + unit % slice_units() * unit_bytes;
+  }
+  // Of number i of a field, counted through all slices; `bytes` each.
+  size_t NumberAt(const PanelField& field, size_t i, size_t bytes) const {
+    return SliceAt(i / field.count) + field.at + i % field.count * kPanelRows * bytes;
+  }
 };
 PanelLayout LayoutOf(const PanelFormat& format, size_t cols);
 

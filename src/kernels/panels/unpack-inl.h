@@ -211,6 +211,7 @@ struct PackedLines;
 
 template <PanelCodes kCodes, bool kHasTable>
 struct PackedLines<kCodes, PanelPath::kInt8, kHasTable> {
+  static constexpr bool kIsPacked = true;
   static constexpr size_t kWords = 8;
   static constexpr size_t kUnitBytes = kWordBytes * UnitWords(kCodes);
   explicit PackedLines(const PanelFormat& format)
@@ -224,6 +225,7 @@ struct PackedLines<kCodes, PanelPath::kInt8, kHasTable> {
 #if SY_PANEL_LOOKUPS
 template <PanelCodes kCodes, bool kHasTable>
 struct PackedLines<kCodes, PanelPath::kBF16, kHasTable> {
+  static constexpr bool kIsPacked = true;
   static constexpr size_t kWords = 16;
   static constexpr size_t kUnitBytes = kWordBytes * UnitWords(kCodes);
   explicit PackedLines(const PanelFormat& format) : table(LoadShortTable(ShortValues(format))) {}
@@ -234,6 +236,7 @@ struct PackedLines<kCodes, PanelPath::kBF16, kHasTable> {
   ShortTable table;
 };
 struct PackedE4M3 {
+  static constexpr bool kIsPacked = true;
   static constexpr size_t kWords = 16;
   static constexpr size_t kUnitBytes = kWordBytes * 8;
   explicit PackedE4M3(const PanelFormat&) : table(LoadE4M3Table()) {}
@@ -402,11 +405,11 @@ HWY_INLINE VF LoadF16(const uint8_t* p) {
 // Scales of rows `row` and following of one super-block, or of all groups.
 template <PanelScales kScales>
 struct ScaleReader {
-  HWY_INLINE ScaleReader(const PanelLayout& layout, const uint8_t* HWY_RESTRICT panel, size_t super,
+  HWY_INLINE ScaleReader(const PanelLayout& layout, const uint8_t* HWY_RESTRICT slice, size_t super,
                          size_t row, float tensor)
-      : field(panel + layout.scale_at), d(hn::Set(DF(), tensor)) {
+      : field(slice + layout.scales.at), d(hn::Set(DF(), tensor)) {
     if constexpr (IsSuper(kScales))
-      d = LoadF16(panel + layout.d_at + 2 * (super * kPanelRows + row));
+      d = LoadF16(slice + layout.d.at + 2 * (super * kPanelRows + row));
   }
   // Number `at` of the field.
   HWY_INLINE VF At(size_t at) const {
@@ -427,29 +430,24 @@ struct ScaleReader {
   VF d;
 };
 
-// Groups [first, first + count) of a panel, whole super-blocks where there are some.
-struct GroupRange {
-  size_t first = 0, count = 0;
-};
-
 template <PanelScales kScales, PanelOffsets kOffsets>
 HWY_INLINE void ReadScales(const PanelFormat& format, const PanelLayout& layout,
-                           const uint8_t* HWY_RESTRICT panel, float tensor, GroupRange groups,
+                           const uint8_t* HWY_RESTRICT slice, float tensor, size_t groups,
                            const GroupScales& out) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   const VF factor = hn::Set(df, TableFactor(format));
-  const uint8_t* HWY_RESTRICT offsets = panel + layout.offset_at;
-  const size_t step = IsSuper(kScales) ? kSuperCols / format.group : groups.count;
-  for (size_t g = 0; g < groups.count; g += step) {
-    const size_t super = (groups.first + g) / step;
+  const uint8_t* HWY_RESTRICT offsets = slice + layout.offsets.at;
+  const size_t step = IsSuper(kScales) ? kSuperCols / format.group : groups;
+  for (size_t g = 0; g < groups; g += step) {
+    const size_t super = g / step;
     for (size_t row = 0; row < kPanelRows; row += lanes) {
-      const ScaleReader<kScales> reader(layout, panel, super, row, tensor);
+      const ScaleReader<kScales> reader(layout, slice, super, row, tensor);
       VF dmin = reader.d;
       if constexpr (kOffsets == PanelOffsets::kSuperMin)
-        dmin = hn::Neg(LoadF16(panel + layout.dmin_at + 2 * (super * kPanelRows + row)));
+        dmin = hn::Neg(LoadF16(slice + layout.dmin.at + 2 * (super * kPanelRows + row)));
       for (size_t i = g; i < g + step; ++i) {
-        const size_t at = (groups.first + i) * kPanelRows + row;
+        const size_t at = i * kPanelRows + row;
         const VF scale = reader.At(at);
         hn::StoreU(hn::Mul(scale, factor), df, out.scales + i * kPanelRows + row);
         VF offset;
@@ -473,19 +471,19 @@ HWY_INLINE void ReadScales(const PanelFormat& format, const PanelLayout& layout,
 
 // kSuperOdd: whole super-blocks.
 HWY_INLINE void OddScales(const PanelFormat& format, const PanelLayout& layout,
-                          const uint8_t* HWY_RESTRICT panel, GroupRange groups,
+                          const uint8_t* HWY_RESTRICT slice, size_t groups,
                           float* HWY_RESTRICT scales) {
   const DF df;
   const size_t lanes = hn::Lanes(df);
   const VF factor = hn::Set(df, TableFactor(format));
   const size_t step = kSuperCols / format.group;
-  const uint8_t* HWY_RESTRICT field = panel + layout.scale_at + groups.first / 2 * kPanelRows;
+  const uint8_t* HWY_RESTRICT field = slice + layout.scales.at;
   for (size_t row = 0; row < kPanelRows; row += lanes) {
     VF d = hn::Zero(df);
-    for (size_t g = 0; g < groups.count; g += 2) {
-      const size_t super = (groups.first + g) / step;
+    for (size_t g = 0; g < groups; g += 2) {
+      const size_t super = g / step;
       if (g % step == 0)
-        d = hn::Mul(LoadF16(panel + layout.d_at + 2 * (super * kPanelRows + row)), factor);
+        d = hn::Mul(LoadF16(slice + layout.d.at + 2 * (super * kPanelRows + row)), factor);
       const VU32 pair = LoadBytes(field + g / 2 * kPanelRows + row);
       const auto scale = [&](VU32 doubled) HWY_ATTR {
         const VU32 odd = hn::Or(Masked(doubled, 30), hn::Set(DU32(), 1));
@@ -499,49 +497,51 @@ HWY_INLINE void OddScales(const PanelFormat& format, const PanelLayout& layout,
 
 template <PanelScales kScales>
 HWY_INLINE void FieldScales(const PanelFormat& format, const PanelLayout& layout,
-                            const uint8_t* panel, float tensor, GroupRange groups,
+                            const uint8_t* slice, float tensor, size_t groups,
                             const GroupScales& out) {
   using O = PanelOffsets;
   switch (format.offsets) {
-    case O::kNone: return ReadScales<kScales, O::kNone>(format, layout, panel, tensor, groups, out);
-    case O::kF16: return ReadScales<kScales, O::kF16>(format, layout, panel, tensor, groups, out);
-    case O::kZero: return ReadScales<kScales, O::kZero>(format, layout, panel, tensor, groups, out);
+    case O::kNone: return ReadScales<kScales, O::kNone>(format, layout, slice, tensor, groups, out);
+    case O::kF16: return ReadScales<kScales, O::kF16>(format, layout, slice, tensor, groups, out);
+    case O::kZero: return ReadScales<kScales, O::kZero>(format, layout, slice, tensor, groups, out);
     case O::kSuperMin: SY_CHECK(false && "mins without a super-block");
   }
 }
 
 // Those of kRow and kGrid, for all 32 rows.
-HWY_INLINE void HeaderScales(const PanelFormat& format, const uint8_t* panel, GroupRange groups,
+HWY_INLINE void HeaderScales(const PanelFormat& format, const uint8_t* panel, size_t groups,
                              float* HWY_RESTRICT scales) {
   const auto* values = reinterpret_cast<const float*>(panel);
   const float factor = TableFactor(format);
-  for (size_t g = 0; g < groups.count; ++g, scales += kPanelRows) {
+  for (size_t g = 0; g < groups; ++g, scales += kPanelRows) {
     for (size_t r = 0; r < kPanelRows; ++r) {
-      const size_t at = format.scales == PanelScales::kGrid ? groups.first + g : r;
+      const size_t at = format.scales == PanelScales::kGrid ? g : r;
       scales[r] = format.scales == PanelScales::kNone ? 1.0f : values[at] * factor;
     }
   }
 }
 
+// Those of the first `groups` groups of a slice.
 HWY_INLINE void UnpackScales(const PanelFormat& format, const PanelLayout& layout,
-                             const uint8_t* panel, GroupRange groups, const GroupScales& out) {
+                             const uint8_t* panel, const uint8_t* slice, size_t groups,
+                             const GroupScales& out) {
   using S = PanelScales;
   using O = PanelOffsets;
   float tensor = 1.0f;
   if (format.scales == S::kE4M3) std::memcpy(&tensor, panel, sizeof(tensor));
   switch (format.scales) {
-    case S::kF16: return FieldScales<S::kF16>(format, layout, panel, tensor, groups, out);
-    case S::kBF16: return FieldScales<S::kBF16>(format, layout, panel, tensor, groups, out);
-    case S::kF32: return FieldScales<S::kF32>(format, layout, panel, tensor, groups, out);
-    case S::kE8M0: return FieldScales<S::kE8M0>(format, layout, panel, tensor, groups, out);
-    case S::kE4M3: return FieldScales<S::kE4M3>(format, layout, panel, tensor, groups, out);
+    case S::kF16: return FieldScales<S::kF16>(format, layout, slice, tensor, groups, out);
+    case S::kBF16: return FieldScales<S::kBF16>(format, layout, slice, tensor, groups, out);
+    case S::kF32: return FieldScales<S::kF32>(format, layout, slice, tensor, groups, out);
+    case S::kE8M0: return FieldScales<S::kE8M0>(format, layout, slice, tensor, groups, out);
+    case S::kE4M3: return FieldScales<S::kE4M3>(format, layout, slice, tensor, groups, out);
     case S::kSuperU8:
-      return ReadScales<S::kSuperU8, O::kSuperMin>(format, layout, panel, tensor, groups, out);
+      return ReadScales<S::kSuperU8, O::kSuperMin>(format, layout, slice, tensor, groups, out);
     case S::kSuperI8:
-      return ReadScales<S::kSuperI8, O::kNone>(format, layout, panel, tensor, groups, out);
+      return ReadScales<S::kSuperI8, O::kNone>(format, layout, slice, tensor, groups, out);
     case S::kSuperU4:
-      return ReadScales<S::kSuperU4, O::kSuperMin>(format, layout, panel, tensor, groups, out);
-    case S::kSuperOdd: return OddScales(format, layout, panel, groups, out.scales);
+      return ReadScales<S::kSuperU4, O::kSuperMin>(format, layout, slice, tensor, groups, out);
+    case S::kSuperOdd: return OddScales(format, layout, slice, groups, out.scales);
     case S::kNone:
     case S::kRow:
     case S::kGrid: return HeaderScales(format, panel, groups, out.scales);
