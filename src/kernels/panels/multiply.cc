@@ -50,10 +50,6 @@ constexpr size_t kMaxPackedE4M3 = 4;
 
 constexpr size_t kPartsRows = 2;  // no format of note has such groups
 
-// Up to this many rows memory is what takes the time: see Plan.
-constexpr size_t kPackedStreamRows = 1;
-constexpr size_t kDirectStreamRows = kTileRows - 1;
-
 using VI32 = hn::Vec<DI32>;
 
 // One multiplication of a line by an activation word, and what its sums are.
@@ -432,19 +428,14 @@ class GroupTile {
   }
 
   HWY_INLINE void Groups(size_t row) const {
-    const size_t num_groups = chunk_.num_units * kUnitCols / layout_.group();
-    const size_t run_groups = chunk_.run_units * kUnitCols / layout_.group();
-    Place place = Begin();
-    for (size_t g = 0; g < num_groups; g += run_groups) {
-      GroupsOfRun(row, std::min(run_groups, num_groups - g), place);
-      place.unit += chunk_.gap_bytes;
-    }
-  }
-  HWY_INLINE void GroupsOfRun(size_t row, size_t groups, Place& place) const {
     const DF df;
     const size_t lanes = hn::Lanes(df);
     const size_t segment_units = layout_.segment / kUnitCols;
+    const size_t groups = chunk_.num_units * kUnitCols / layout_.group();
+    const size_t run_groups = chunk_.run_units * kUnitCols / layout_.group();
     const size_t span = layout_.has_scales ? layout_.scale_segments : groups;
+    Place place = Begin();
+    size_t run_end = run_groups;
     for (size_t g = 0; g < groups;) {
       const size_t scale_at = layout_.scales_at + place.segment;
       VF t[kSums];
@@ -452,8 +443,13 @@ class GroupTile {
       for (size_t v = 0; v < kSums; ++v)
         t[v] = layout_.has_scales ? hn::Zero(df)
                                   : hn::LoadU(df, SumsOfRow(v / kVecs, row + v % kVecs * lanes));
-      for (const size_t end = std::min(g + span, groups); g < end;)
+      for (const size_t end = std::min(g + span, groups); g < end;) {
         g += AddGroups(segment_units, row, place, t);
+        if (g == run_end) {
+          place.unit += chunk_.gap_bytes;
+          run_end += run_groups;
+        }
+      }
       AddToRow(row, scale_at, t);
     }
   }
@@ -750,16 +746,18 @@ struct Plan {
   // first, and ask for the next one meanwhile.
   bool streams;
 };
+// Up to this many rows memory takes longer than what is computed, as measured.
+size_t StreamRows(Shape shape, PanelPath path, bool is_packed, bool is_direct) {
+  if (is_direct) return shape == Shape::kPlain ? kPlainRows : kTileRows - 1;
+  if (!is_packed || path != PanelPath::kInt8) return 0;
+  return shape == Shape::kLong ? 2 : 1;
+}
 Plan PlanOf(const PanelProduct& product) {
   const PanelFormat& format = *product.format;
   const PanelRowLayout& rows = *product.rows_layout;
   const bool is_packed = TakesPacked(format, rows, product.num_rows);
   const bool is_direct = IsDirect(format, rows.path);
-  const bool is_plain = ShapeOf(format, rows) == Shape::kPlain;
-  const size_t most = is_packed    ? kPackedStreamRows
-                      : !is_direct ? 0
-                      : is_plain   ? kPlainRows
-                                   : kDirectStreamRows;
+  const size_t most = StreamRows(ShapeOf(format, rows), rows.path, is_packed, is_direct);
   return {is_packed, !is_packed && !is_direct, product.num_rows <= most};
 }
 
