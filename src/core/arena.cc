@@ -10,6 +10,8 @@ namespace switchyard {
 namespace {
 
 constexpr size_t kSmallestBlock = size_t{1} << 20;
+// Rows of activations are far apart: in small pages every row of a tile would need a TLB entry.
+constexpr size_t kSmallestMapping = size_t{4} << 20;
 constexpr size_t kLargestBlock = size_t{1} << 46;  // no machine has more, and sums cannot overflow
 
 size_t RoundUp(size_t bytes) {
@@ -18,18 +20,29 @@ size_t RoundUp(size_t bytes) {
 
 }  // namespace
 
-Arena::~Arena() {
-  for (const Block& block : blocks_) ::operator delete(block.data, std::align_val_t{kAlignment});
+Arena::~Arena() { FreeBlocks(); }
+
+void Arena::FreeBlocks() {
+  for (const Block& block : blocks_) {
+    if (block.mapped.size() == 0) ::operator delete(block.data, std::align_val_t{kAlignment});
+  }
+  blocks_.clear();
 }
 
 void Arena::AddBlock(size_t bytes) {
-  void* data = ::operator new(bytes, std::align_val_t{kAlignment}, std::nothrow);
-  if (data == nullptr) {
-    throw Error(
-        ErrorCode::kResourceExhausted,
-        fmt::format("out of memory: {} bytes of scratch memory could not be allocated", bytes));
+  if (bytes >= kSmallestMapping) {
+    MappedMemory mapped(bytes, "scratch memory");
+    std::byte* data = mapped.data();
+    blocks_.push_back({data, bytes, std::move(mapped)});
+  } else {
+    void* data = ::operator new(bytes, std::align_val_t{kAlignment}, std::nothrow);
+    if (data == nullptr) {
+      throw Error(ErrorCode::kResourceExhausted,
+                  fmt::format("out of memory: {} bytes for scratch memory could not be allocated",
+                              bytes));
+    }
+    blocks_.push_back({static_cast<std::byte*>(data), bytes, {}});
   }
-  blocks_.push_back({static_cast<std::byte*>(data), bytes});
   ++num_system_allocations_;
 }
 
@@ -58,8 +71,7 @@ void Arena::RewindTo(Mark mark) {
 void Arena::Reset() {
   if (blocks_.size() > 1) {
     const size_t total = capacity_bytes();
-    for (const Block& block : blocks_) ::operator delete(block.data, std::align_val_t{kAlignment});
-    blocks_.clear();
+    FreeBlocks();
     AddBlock(total);
   }
   current_ = 0;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "switchyard/core/memory.h"
 #include "switchyard/core/rows.h"
 
 namespace switchyard {
@@ -70,8 +71,10 @@ class Arena {
   struct Block {
     std::byte* data;
     size_t bytes;
+    MappedMemory mapped;  // where data is, if it is large; else from operator new
   };
   void AddBlock(size_t bytes);
+  void FreeBlocks();
 
   std::vector<Block> blocks_;
   size_t current_ = 0;  // index into blocks_
