@@ -278,7 +278,7 @@ int Run(const Options& options, const Settings& settings) {
   // Memory of the model alone: the measurement of bandwidth takes a gigabyte for a moment.
   const Subject shallow{executor, chunk};
   const Subject subject{executor, chunk, options.depth};
-  PrefillRate(shallow, std::min<size_t>(options.prompt, 64), 0);
+  PrefillRate(shallow, options.prompt, 0);  // scratch memory gets its size
   DecodeRate(shallow, std::min<size_t>(options.decode, 4), options.batch, 0);
   kernels::MachineLimits limits = kernels::MeasureLimits(*loaded.pool);
   Rates prefill;
