@@ -37,9 +37,9 @@ void Arena::AddBlock(size_t bytes) {
   } else {
     void* data = ::operator new(bytes, std::align_val_t{kAlignment}, std::nothrow);
     if (data == nullptr) {
-      throw Error(ErrorCode::kResourceExhausted,
-                  fmt::format("out of memory: {} bytes for scratch memory could not be allocated",
-                              bytes));
+      throw Error(
+          ErrorCode::kResourceExhausted,
+          fmt::format("out of memory: {} bytes for scratch memory could not be allocated", bytes));
     }
     blocks_.push_back({static_cast<std::byte*>(data), bytes, {}});
   }
