@@ -69,13 +69,13 @@ void Arena::RewindTo(Mark mark) {
 }
 
 void Arena::Reset() {
+  current_ = 0;  // first: AddBlock may throw
+  used_ = 0;
   if (blocks_.size() > 1) {
     const size_t total = capacity_bytes();
     FreeBlocks();
     AddBlock(total);
   }
-  current_ = 0;
-  used_ = 0;
 }
 
 size_t Arena::capacity_bytes() const {
